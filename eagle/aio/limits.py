@@ -1,0 +1,51 @@
+"""How much may be in flight when the caller gives no limiter of their own: one per target and event loop."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import anyio
+from anyio.lowlevel import RunVar
+
+__all__ = ("DEVICE_TOKENS", "available_cores", "default_limiter")
+
+# As many runs as the device was seen to overlap to its full rate; more only cost memory.
+DEVICE_TOKENS = 64
+
+# A RunVar belongs to the running event loop and goes with it, so nothing here keeps a closed loop alive.
+_LIMITERS: dict[str, RunVar[anyio.CapacityLimiter]] = {
+    "host": RunVar("eagle_limiter_host"),
+    "cuda": RunVar("eagle_limiter_cuda"),
+}
+
+
+def default_limiter(target: Literal["host", "cuda"]) -> anyio.CapacityLimiter:
+    """Return the limiter that runs on `target` share in the running event loop.
+
+    Args:
+        target: "cuda" (64 tokens) or "host" (one token a core that this process may use).
+
+    Returns:
+        The same limiter for every call in one event loop, made at the first.
+
+    Raises:
+        ValueError: Another target.
+        RuntimeError: No event loop runs in this thread.
+    """
+    variable = _LIMITERS.get(target)
+    if variable is None:
+        raise ValueError(f"target {target!r} has no limiter; give one of 'host' and 'cuda'")
+    try:
+        return variable.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(DEVICE_TOKENS if target == "cuda" else available_cores())
+        variable.set(limiter)
+        return limiter
+
+
+def available_cores() -> int:
+    """Return how many cores this process may run on (its affinity, not the machine's count)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
