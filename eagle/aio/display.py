@@ -1,8 +1,8 @@
 """The bar that ``progress=True`` shows. It never hurts the run: no call raises, blocks or leaves a thread.
 
-A bar is drawn by tqdm where it is installed, else as a plain line. The first failure of any kind (standard error
-closed or missing, a pipe without a reader, a stream whose write raises or that lacks ``isatty``) switches it off,
-silently and for good.
+On a terminal tqdm draws a bar where it is installed, else a plain line is redrawn; a log gets a line now and then. The
+first failure of any kind (standard error closed or missing, a pipe without a reader, a stream whose write raises or
+that lacks ``isatty``) switches it off, silently and for good.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PIECE = 512
 class Display:
     """A progress bar on standard error for one run.
 
-    Make it off the event loop: the first one imports tqdm, where that is installed.
+    Make it off the event loop: on a terminal the first one imports tqdm.
 
     Args:
         label: What the bar says in front.
@@ -40,7 +40,7 @@ class Display:
     def __init__(self, label: str = "eagle", stream: Any = None) -> None:
         self._outlet = _Outlet(sys.stderr if stream is None else stream)
         self._label = label
-        self._bar_class = _quiet_tqdm() if self._outlet.open else None
+        self._bar_class = _quiet_tqdm() if self._outlet.open and self._outlet.terminal else None
         self._face: _PlainLine | _TqdmBar | None = None
         self._due = 0.0
         self._shown: Progress | None = None
