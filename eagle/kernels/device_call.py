@@ -13,12 +13,11 @@ import numpy as np
 
 from eagle.errors import ArtifactError, BackendUnavailable
 from eagle.kernels.device import INSTALL, require_cupy
+from eagle.kernels.host import ParamBlock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The strictest alignment of a CUDA kernel parameter; the driver copies each from its own address.
-_ALIGN = 16
 _MAX_GRID_X = 2**31 - 1
 
 
@@ -121,18 +120,23 @@ def as_dim3(value: Any, what: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _bytes_of(arg: Any) -> bytes:
-    if isinstance(arg, (np.generic, np.ndarray)):
-        return arg.tobytes()
-    if isinstance(arg, bool):
-        return np.bool_(arg).tobytes()
+def by_value(arg: Any) -> Any:
+    """One kernel argument as the NumPy scalar or struct whose bytes the entry reads.
+
+    Raises:
+        TypeError: It is neither a NumPy scalar or struct, nor a number, nor a CuPy array.
+    """
+    if isinstance(arg, np.generic):
+        return arg
+    if isinstance(arg, np.ndarray) and arg.ndim == 0:
+        return arg[()]
+    if isinstance(arg, (bool, float)):
+        return np.asarray(arg)[()]
     if isinstance(arg, int):
-        return np.uint64(arg).tobytes() if arg > 2**63 - 1 else np.int64(arg).tobytes()
-    if isinstance(arg, float):
-        return np.float64(arg).tobytes()
+        return np.uint64(arg) if arg > 2**63 - 1 else np.int64(arg)
     pointer = getattr(getattr(arg, "data", None), "ptr", None)  # a CuPy array goes as its address
     if isinstance(pointer, int):
-        return np.uint64(pointer).tobytes()
+        return np.uint64(pointer)
     raise TypeError(
         f"a kernel argument is a {type(arg).__name__}; expected a NumPy scalar or struct, "
         "a Python number or a CuPy array"
@@ -158,7 +162,7 @@ class PackedLaunch:
         BackendUnavailable: No GPU can be used.
     """
 
-    __slots__ = ("_address", "_buffer", "_current", "_dims", "_function", "_issue", "_keep", "_offsets", "_pointers")
+    __slots__ = ("_address", "_current", "_dims", "_function", "_issue", "_keep")
 
     def __init__(
         self,
@@ -172,24 +176,15 @@ class PackedLaunch:
     ) -> None:
         cupy = require_cupy()
         handle = function_handle(function)
-        packed = [_bytes_of(arg) for arg in args]
-        _check_parameters(handle, packed)
-        self._offsets = []
-        total = 0
-        for data in packed:
-            self._offsets.append(total)
-            total += -(-len(data) // _ALIGN) * _ALIGN
-        self._buffer = np.zeros(max(total, _ALIGN), np.uint8)
-        base = int(self._buffer.ctypes.data)
-        self._pointers = np.array([base + offset for offset in self._offsets] or [0], np.uint64)
-        self._address = int(self._pointers.ctypes.data)
-        for offset, data in zip(self._offsets, packed, strict=True):
-            self._buffer[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        values = [by_value(arg) for arg in args]
+        _check_parameters(handle, values)
+        block_of_params = ParamBlock(values)
+        self._address = block_of_params.address
         self._dims = (*as_dim3(grid, "grid"), *as_dim3(block, "block"), int(shared_bytes))
         self._function = handle
         self._issue = cupy.cuda.driver.launchKernel
         self._current = cupy.cuda.get_current_stream
-        self._keep = (function, tuple(args), keep)
+        self._keep = (function, block_of_params, tuple(args), keep)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -200,16 +195,6 @@ class PackedLaunch:
     def block(self) -> tuple[int, int, int]:
         """Threads of a block in each direction."""
         return self._dims[3], self._dims[4], self._dims[5]
-
-    def set_argument(self, index: int, value: Any) -> None:
-        """Replace one argument for later launches; a captured graph keeps the value it was captured with.
-
-        Args:
-            index: Position in the entry's parameters.
-            value: Of the same size in bytes as the one it replaces.
-        """
-        data = _bytes_of(value)
-        self._buffer[self._offsets[index] : self._offsets[index] + len(data)] = np.frombuffer(data, np.uint8)
 
     def launch(self, stream_ptr: int | None = None) -> None:
         """Issue the kernel.
@@ -225,13 +210,13 @@ class PackedLaunch:
     __call__ = launch
 
 
-def _check_parameters(handle: int, packed: Sequence[bytes]) -> None:
+def _check_parameters(handle: int, values: Sequence[Any]) -> None:
     """Refuse arguments the entry would read past the end of: the driver itself cannot notice."""
     sizes = parameter_sizes(handle)
     if sizes is None:
         return
-    if len(sizes) != len(packed):
-        raise ArtifactError(f"the kernel entry takes {len(sizes)} parameters, {len(packed)} arguments were packed")
-    for index, (size, data) in enumerate(zip(sizes, packed, strict=True)):
-        if len(data) < size:
-            raise ArtifactError(f"parameter {index} of the kernel entry takes {size} bytes, {len(data)} were packed")
+    if len(sizes) != len(values):
+        raise ArtifactError(f"the kernel entry takes {len(sizes)} parameters, and {len(values)} arguments were given")
+    for index, (size, value) in enumerate(zip(sizes, values, strict=True)):
+        if value.nbytes < size:
+            raise ArtifactError(f"parameter {index} of the kernel entry takes {size} bytes; {value.nbytes} were given")

@@ -14,6 +14,7 @@ from eagle.errors import AbiMismatch, ArtifactError
 from eagle.kernels.abi import check_layout
 from eagle.kernels.device import check_device, fault_from, require_cupy
 from eagle.kernels.device_call import attribute, cuda_driver
+from eagle.kernels.unit import STAMP, read_unit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,13 +120,15 @@ def _global(module: Any, symbol: str, name: str) -> bytes:
 
 
 def read_artifact(path: Path) -> bytes:
-    """The bytes of an artifact file.
+    """The bytes of an artifact file; in a stamped unit they are checked against their digest.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ArtifactError: It is empty.
+        ArtifactError: It is empty, or its unit has changed since it was built.
     """
     content = path.read_bytes()
     if not content:
         raise ArtifactError(f"{path} is empty; rebuild the unit")
+    if (path.parent / STAMP).exists():
+        return read_unit(path.parent).read(path)
     return content

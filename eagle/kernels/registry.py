@@ -119,8 +119,8 @@ def load_manifest(path: str | PathLike[str]) -> KernelRegistry | LoadedNeuralLay
         path: The manifest.
 
     Returns:
-        For the patterns "vector" and "pure" a registry of the enabled entries, keyed by their ids in launch order (files
-        of disabled ones are not opened); for "neural_block" a frozen layer record.
+        For the patterns "vector" and "pure" a registry of the enabled entries, keyed by their ids in launch order
+        (files of disabled ones are not opened); for "neural_block" a frozen layer record.
 
     Raises:
         FileNotFoundError: The manifest, a sidecar or an artifact is missing.
@@ -153,8 +153,8 @@ def _refuse_host_entries(manifest: Manifest) -> None:
 def _load_entry(entry: ManifestEntry, pattern: str) -> LoadedKernel:
     if entry.sidecar != entry.artifact.with_suffix(".json"):
         raise ArtifactError(
-            f"entry {entry.id!r}: the sidecar {entry.sidecar.name!r} is not beside its artifact {entry.artifact.name!r} "
-            f"under the same name; expected {entry.artifact.with_suffix('.json').name!r}"
+            f"entry {entry.id!r}: the sidecar {entry.sidecar.name!r} is not beside its artifact "
+            f"{entry.artifact.name!r} under the same name; expected {entry.artifact.with_suffix('.json').name!r}"
         )
     return load_kernel(entry.artifact, pattern)
 
@@ -198,8 +198,8 @@ def _references(block: Any, entries: Mapping[str, ManifestEntry], where: str) ->
         id_ = reference["kernel"]
         if id_ not in entries:
             raise UnknownMemberError(
-                f"{where}: block {block['kernel']!r} refers to kernel {id_!r} in {field}, and the unit's enabled kernels "
-                f"are: {', '.join(entries) or 'none'}",
+                f"{where}: block {block['kernel']!r} refers to kernel {id_!r} in {field}, and the unit's enabled "
+                f"kernels are: {', '.join(entries) or 'none'}",
                 id_,
             )
         references[field] = id_
