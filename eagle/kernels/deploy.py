@@ -1,0 +1,157 @@
+"""deploy: a hawk kernel becomes a plan that runs where its data lives."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle.kernels.build import cache_root, is_hawk_kernel, unit_key
+from eagle.kernels.plan import Plan
+from eagle.kernels.plugin import Bundle, Plugin, plugins_of
+from eagle.kernels.unit import read_unit
+
+_TARGETS = ("host", "cuda")
+_SCALAR_TYPES = ("float64", "float32")
+# Bundles in use, so that a second deploy shares the loaded kernels of the first.
+_bundles: weakref.WeakValueDictionary[tuple[str, str, tuple[str, ...]], _Shared] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class _Shared:
+    """A bundle and its plugins, weakly remembered."""
+
+    def __init__(self, bundle: Bundle, plugins: tuple[Plugin, ...]) -> None:
+        self.bundle = bundle
+        self.plugins = plugins
+        for plugin in plugins:
+            plugin.shared = self  # the plugins keep the entry alive
+
+
+def deploy(
+    plugin: Any,
+    *,
+    targets: Iterable[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    scalar_type: str | None = None,
+    **plan_kw: Any,
+) -> Any:
+    """Build a kernel into a plan that runs where its data lives. Blocking; `eagle.aio.deploy` awaits the same.
+
+    Args:
+        plugin: A hawk kernel, a list of kernels (one bundle), a unit that `hawk.build` returned, or the ``plugin`` of an
+            earlier plan. Loading an artifact runs its code.
+        targets: Sides to build, of "host" and "cuda". None: the host, and the device too when a GPU is usable; each
+            is then built when first needed, the current side before this returns.
+        cache_dir: Folder that holds the built units; None is hawk's default. A repeat call compiles nothing.
+        scalar_type: Precision to build in: "float64" (None) or "float32"; planes must match it.
+        **plan_kw: None is taken; each is refused by name.
+
+    Returns:
+        A `Plan`; for a list a tuple of plans in order.
+
+    Raises:
+        ValueError: ``plugin`` is nothing that can be deployed, an option is unknown or does not fit.
+        BackendUnavailable: The build needs a compiler or a device that is not here.
+        ArtifactError: A unit that was built elsewhere is damaged, changed or foreign.
+        hawk.ir.HawkError: hawk cannot build these kernels together.
+    """
+    if plan_kw:
+        names = ", ".join(map(repr, plan_kw))
+        raise ValueError(f"deploy takes no option {names}; how a plan runs is chosen from where its data lives")
+    options = {"targets": targets, "cache_dir": cache_dir, "scalar_type": scalar_type}
+    if isinstance(plugin, (list, tuple)):
+        if not plugin:
+            raise ValueError("deploy got an empty list; pass at least one hawk kernel")
+        if all(is_hawk_kernel(item) for item in plugin):
+            return tuple(Plan(p) for p in _built(plugin, **options))
+        if all(isinstance(item, (Plugin, Plan)) for item in plugin):
+            return tuple(deploy(item, **options) for item in plugin)
+        strangers = ", ".join(type(item).__name__ for item in plugin if not is_hawk_kernel(item))
+        raise ValueError(f"a list for deploy holds hawk kernels only; got {strangers} among them")
+    if is_hawk_kernel(plugin):
+        return Plan(_built([plugin], **options)[0])
+    _refuse_build_options(options)
+    if isinstance(plugin, Plan):
+        return plugin.by_name()
+    if isinstance(plugin, Plugin):
+        return Plan(plugin).by_name()
+    plans = tuple(Plan(p).by_name() for p in _from_unit(plugin))
+    return plans[0] if len(plans) == 1 else plans
+
+
+def _refuse_build_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name}= is a build option, and a built plugin is built already; leave it out")
+
+
+def _checked_targets(targets: Iterable[str] | None) -> tuple[str, ...]:
+    if targets is None:
+        return _TARGETS
+    if isinstance(targets, str):
+        raise ValueError(f"targets={targets!r}: pass a list of names, such as targets=({targets!r},)")
+    try:
+        names = tuple(targets)
+    except TypeError:
+        raise ValueError(f"targets={targets!r}: expected names out of {', '.join(_TARGETS)}, or None") from None
+    unknown = [name for name in names if name not in _TARGETS]
+    if unknown or not names:
+        raise ValueError(f"targets={names!r}: expected at least one of {', '.join(_TARGETS)}, and nothing else")
+    return names
+
+
+def _built(
+    kernels: Sequence[Any],
+    *,
+    targets: Iterable[str] | None,
+    cache_dir: str | os.PathLike[str] | None,
+    scalar_type: str | None,
+) -> tuple[Plugin, ...]:
+    names = _checked_targets(targets)
+    precision = scalar_type or "float64"
+    if precision not in _SCALAR_TYPES:
+        raise ValueError(f"scalar_type={scalar_type!r}: expected 'float64', 'float32' or None")
+    key = (str(cache_root(cache_dir)), unit_key(kernels, precision, "any"), names)
+    with _lock:
+        shared = _bundles.get(key)
+        if shared is None:
+            bundle = Bundle(_distinct(kernels), precision, cache_dir, names)
+            shared = _bundles[key] = _Shared(bundle, plugins_of(bundle, kernels))
+    _build_now(shared.plugins, names, explicit=targets is not None)
+    return shared.plugins
+
+
+def _distinct(kernels: Sequence[Any]) -> tuple[Any, ...]:
+    by_identity = {id(kernel): kernel for kernel in kernels}
+    return tuple(by_identity.values())
+
+
+def _build_now(plugins: Sequence[Plugin], targets: Sequence[str], *, explicit: bool) -> None:
+    """Build what the caller asked for; with targets=None the side that is likely to be used first."""
+    from eagle.kernels.device import require_cupy, unusable_reason
+
+    wanted = [target for target in targets if explicit or (target == "cuda") == (unusable_reason() is None)]
+    for plugin in plugins:
+        if "host" in wanted:
+            plugin.host()
+        if "cuda" in wanted:
+            plugin.device(int(require_cupy().cuda.runtime.getDevice()))
+
+
+def _from_unit(unit: Any) -> tuple[Plugin, ...]:
+    """Plugins of a unit that was built elsewhere: a hawk bundle, or its folder."""
+    folder = getattr(unit, "directory", unit)
+    if not isinstance(folder, (str, os.PathLike)) or not Path(folder).is_dir():
+        raise ValueError(
+            f"deploy takes a hawk kernel, a list of them, a built unit or a plan's plugin; got {type(unit).__name__} {unit!r:.80}"
+        )
+    loaded = read_unit(Path(folder))
+    formats = {entry.format for entry in loaded.manifest.entries if entry.enabled}
+    targets = tuple({"host" if format_ == "host" else "cuda" for format_ in formats})
+    bundle = Bundle((), "float64", None, targets)
+    bundle.units.update({target: loaded for target in targets})
+    return tuple(Plugin(bundle, id_) for id_ in loaded.sidecars)

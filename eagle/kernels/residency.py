@@ -1,0 +1,82 @@
+"""Where a call's data lives: the array module to bind with, the device, and the framework that results go back to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from eagle.errors import BackendUnavailable
+from eagle.kernels.interop import Adapter, detect, origin_adapter
+from eagle.kernels.planes import unmarked
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Where the planes of one call lie.
+
+    Attributes:
+        device: CUDA device id, or None for the host.
+        origin: The framework that new arrays are handed back in.
+    """
+
+    device: int | None
+    origin: Adapter
+
+    @property
+    def xp(self) -> ModuleType:
+        """NumPy on the host, CuPy on a device."""
+        if self.device is None:
+            return np
+        from eagle.kernels.device import require_cupy
+
+        return require_cupy()  # type: ignore[no-any-return]
+
+    def hand_back(self, array: Any) -> Any:
+        """A new array of ours, in the caller's framework."""
+        return self.origin.from_numpy(array) if self.device is None else self.origin.from_cupy(array)
+
+
+def residency_of(values: Iterable[tuple[str, Any]]) -> Residency:
+    """Find where the arrays among ``values`` (name, value) lie; numbers and lists go anywhere.
+
+    Raises:
+        ValueError: Some lie on the host and some on a device, or on two devices; each side is named.
+        TypeError: Two strong frameworks (torch, jax, tensorflow) are mixed.
+        BackendUnavailable: An array lies on a device and no GPU can be used.
+    """
+    arrays: list[Any] = []
+    host: list[str] = []
+    devices: dict[int, list[str]] = {}
+    for name, marked in values:
+        value = unmarked(marked)[0]
+        adapter = detect(value)
+        if adapter is None or isinstance(value, np.generic):
+            continue
+        if isinstance(value, np.ndarray) and value.ndim == 0:
+            continue  # a number in array form
+        arrays.append(value)
+        if not adapter.is_device(value):
+            host.append(name)
+        else:
+            devices.setdefault(adapter.device_id(value) or 0, []).append(name)
+    if devices and host:
+        on_device = ", ".join(repr(name) for names in devices.values() for name in names)
+        raise ValueError(
+            f"{', '.join(map(repr, host))} lie on the host and {on_device} on a device; a kernel runs where its data lives, "
+            "so move every array to one side (cupy.asarray(x), or x.get())"
+        )
+    if len(devices) > 1:
+        listed = "; ".join(f"device {k}: {', '.join(map(repr, names))}" for k, names in sorted(devices.items()))
+        raise ValueError(f"the planes lie on several devices ({listed}); move them to one device")
+    if not devices:
+        return Residency(None, origin_adapter(arrays))
+    from eagle.kernels.device import unusable_reason
+
+    reason = unusable_reason()
+    if reason is not None:
+        raise BackendUnavailable(f"{', '.join(map(repr, *devices.values()))} lie on a device, but {reason}")
+    return Residency(next(iter(devices)), origin_adapter(arrays))

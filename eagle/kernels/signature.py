@@ -1,0 +1,112 @@
+"""How a kernel is called: the names of its parameters in order, what it returns, and which planes are its own affair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagle.kernels.roles import Arg
+from eagle.kernels.sidecar import Sidecar
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The call signature of one kernel.
+
+    Attributes:
+        kernel: The kernel's name, for messages.
+        names: Parameters in call order, the mask left out. None when the kernel's source is not at hand: calls by name.
+        outputs: Names that the kernel's ``return`` makes; given by keyword only.
+        returns: What a call gives back: None, one name, or a tuple, list or dict of names.
+        extents: Declared element counts of shared tables and accumulators, by name.
+        unused: Parameters that the compiled kernel dropped because nothing reads them.
+    """
+
+    kernel: str
+    names: tuple[str, ...] | None
+    outputs: tuple[str, ...]
+    returns: Any
+    extents: Mapping[str, int] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+
+def companions(args: Sequence[Arg]) -> frozenset[str]:
+    """Accumulators that only hold the compensation term of another one; the caller never passes them."""
+    sums = {arg.name for arg in args if arg.role == "accum_out"}
+    return frozenset(name for name in sums if name.removesuffix("_comp").removesuffix("_c") in sums - {name})
+
+
+def signature_of(sidecar: Sidecar, kernel: Any = None) -> Signature:
+    """The signature of a compiled kernel, from its source kernel where it is at hand, else from its sidecar.
+
+    Args:
+        sidecar: The compiled kernel's sidecar.
+        kernel: The hawk kernel it was built from, or None.
+    """
+    hidden = companions(sidecar.args)
+    if kernel is None:
+        return Signature(sidecar.name, None, (), None)
+    outputs = _flat_names(kernel.returns)
+    mask = next((arg.name for arg in sidecar.args if arg.role == "terminated"), None)
+    names, extents = [], {}
+    for name, plane in kernel.planes.items():
+        extent = _extent(plane.dims)
+        if extent is not None and plane.form in ("table", "accum", "mutable"):
+            extents[name] = extent
+        if plane.form != "terminated" and name not in outputs and name not in hidden and name != mask:
+            names.append(name)
+    known = {arg.name for arg in sidecar.args}
+    unused = tuple(name for name in names if name not in known)
+    for name in hidden:
+        extents.setdefault(name, extents.get(name.removesuffix("_comp").removesuffix("_c"), 1))
+    return Signature(sidecar.name, tuple(names), outputs, kernel.returns, extents, unused)
+
+
+def _extent(dims: Any) -> int | None:
+    """Elements of a plane with named axes; None for one without, or with an extent known only at run time."""
+    extent = 1
+    for _, size, _ in dims:
+        if size is None:
+            return None
+        extent *= int(size)
+    return extent if dims else None
+
+
+def _flat_names(returns: Any) -> tuple[str, ...]:
+    if returns is None:
+        return ()
+    if isinstance(returns, str):
+        return (returns,)
+    parts = returns.values() if isinstance(returns, Mapping) else returns
+    return tuple(name for part in parts for name in _flat_names(part))
+
+
+def bind_call(signatures: Sequence[Signature], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Bind a call's arguments by name, exactly as a call to the kernel functions would.
+
+    Several kernels form one signature: their names in order of first appearance.
+
+    Raises:
+        ValueError: Too many positional arguments, an argument given twice, or positional ones where the kernels' source
+            is not at hand. Missing and unknown names are left to the caller, which knows what may be left out.
+    """
+    if not args:
+        return dict(kwargs)
+    names: dict[str, None] = {}
+    for signature in signatures:
+        if signature.names is None:
+            raise ValueError(
+                f"{signature.kernel!r} is a prebuilt plan, called by name only; pass its planes as keywords "
+                "(for example x=..., v=...)"
+            )
+        names.update(dict.fromkeys(signature.names))
+    order = list(names)
+    kernels = " + ".join(s.kernel for s in signatures)
+    if len(args) > len(order):
+        raise ValueError(f"{kernels} takes {len(order)} arguments ({', '.join(order)}); got {len(args)} positional ones")
+    bound = dict(zip(order, args, strict=False))
+    for name in kwargs:
+        if name in bound:
+            raise ValueError(f"{kernels}: argument {name!r} is given twice, by position and by name")
+    return {**bound, **kwargs}
