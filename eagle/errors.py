@@ -15,8 +15,10 @@ __all__ = (
     "DeviceFault",
     "EagleError",
     "LayoutWarning",
+    "LoopRunning",
     "NonToggleableMemberError",
     "NotBuilt",
+    "StateError",
     "UnknownMemberError",
     "UnsupportedSchema",
 )
@@ -53,6 +55,14 @@ class NotBuilt(EagleError, RuntimeError):
 
 class Busy(EagleError, RuntimeError):
     """The object is running already; await the running call first."""
+
+
+class StateError(EagleError, RuntimeError):
+    """The object or the process is past the point where the call makes sense: built already, forked, exiting."""
+
+
+class LoopRunning(StateError):
+    """A blocking call was made in a thread whose event loop runs; the message names the coroutine to await."""
 
 
 class ArtifactError(EagleError, ValueError):

@@ -1,0 +1,309 @@
+"""The poller: one thread per process that asks pending CUDA events whether they have ended, off every event loop.
+
+An event is anything whose ``done`` property answers at once and raises when the device has failed; test doubles fit.
+Events of one lane (a stream) end in order, so only the oldest of each lane is asked. The thread is in one of three
+moods::
+
+    idle  --track--> dozing    sleeps until rung; nothing is pending
+    dozing --observe--> hot    looks 20 times a second: work is pending, nobody waits for it
+    hot --nobody waits--> dozing --a second without work--> idle
+
+Hot, it looks again after about one hundredth of the time that the newest waiter has waited (10 µs to 1 ms). A round
+wakes each event loop once. No Python runs in a CUDA callback, and an event that raises settles its completion.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from eagle.aio.completion import Completion
+from eagle.aio.wake import Parked, nap_after, wake_all
+from eagle.errors import DeviceFault, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("Event", "before_polling", "start", "track")
+
+T = TypeVar("T")
+
+_DOZE_S = 0.05
+_STAY_S = 1.0  # between bursts of replays the thread keeps dozing, so that issuing one never has to ring it
+_log = logging.getLogger("eagle")
+
+
+class Event(Protocol):
+    """What the poller asks."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the work before the event has ended: answers at once, from any thread; raises on a failed device."""
+
+
+def track(
+    result: T,
+    event: Event,
+    *,
+    name: str,
+    lane: object = None,
+    device: int = 0,
+    release: Callable[[Any], object] | None = None,
+    stop: Callable[[], None] | None = None,
+) -> Completion[T]:
+    """Make the Completion of work that ends with `event`, and keep it (and its result) alive until then.
+
+    Args:
+        result: What awaiting gives back.
+        event: Recorded behind the work already.
+        name: Of the pipeline or simulation, for messages.
+        lane: Hashable name of the stream; events of one lane must be tracked in the order they were recorded.
+            None: a lane of its own.
+        device: The CUDA device, for the fault report.
+        release: Called once with the event when it is needed no more (gives it back to its pool); quick, never raises.
+        stop: See `Completion`.
+
+    Raises:
+        StateError: The interpreter is exiting.
+    """
+    watch = _Watch(event, device, release, lane)
+    completion = watch.completion = Completion(result, name=name, source=watch, stop=stop)
+    _poller.add(watch)
+    return completion
+
+
+def start() -> None:
+    """Start the thread; call it before work is issued, so that a failure to start leaves nothing behind.
+
+    Raises:
+        StateError: No thread could be started, or the interpreter is exiting.
+    """
+    _poller.start()
+
+
+def before_polling(fn: Callable[[], object]) -> None:
+    """Run `fn` once in the poller's thread before it asks an event: to set up the thread for the driver."""
+    _setups.append(fn)
+
+
+class _Watch:
+    """The source of one completion: its event, until that has ended."""
+
+    __slots__ = ("completion", "device", "event", "lane", "observed", "release")
+
+    def __init__(self, event: Event, device: int, release: Callable[[Any], object] | None, lane: object) -> None:
+        self.completion: Completion[Any]
+        self.event, self.device, self.release = event, device, release
+        self.lane = self if lane is None else lane
+        self.observed = False
+
+    def check(self) -> bool:
+        """Ask the event from whatever thread; True when settled."""
+        woken = self.poll()
+        if woken is None:
+            return self.completion.settled
+        wake_all(woken)
+        return True
+
+    def observe(self) -> None:
+        """Somebody waits."""
+        _poller.observe(self)
+
+    def poll(self) -> tuple[Parked, ...] | None:
+        """Ask the event; None while pending, else whom to wake."""
+        if self.completion.settled:
+            return ()
+        try:
+            # The event may be another replay's by now when a second thread settled this one: then settling is a no-op.
+            if not self.event.done:
+                return None
+            error: BaseException | None = None
+        except Exception as caught:
+            error = self._fault(caught)
+        woken = self.completion.conclude(error)
+        self._let_go()
+        return woken
+
+    def _let_go(self) -> None:
+        with _poller.lock:
+            release, self.release = self.release, None
+        if release is None:
+            return
+        try:
+            release(self.event)
+        except Exception:  # the waiters must be woken all the same
+            _log.exception("an event could not be given back to its pool")
+
+    def _fault(self, caught: Exception) -> DeviceFault:
+        from eagle.kernels.device import fault_from
+
+        name = self.completion.name
+        try:
+            fault = fault_from(caught, self.device, during=name)
+        except Exception:  # a dying driver may refuse to say more; the waiters must be woken all the same
+            fault = None
+        if fault is None:
+            fault = DeviceFault(
+                f"CUDA device {self.device} failed while {name!r} was in flight: {caught}. "
+                "Its buffers are undefined; start a new process if the next call fails, too",
+                name,
+                None,
+            )
+        if fault is not caught:
+            fault.__cause__ = caught
+        return fault
+
+
+class _Poller:
+    """The thread and what it watches. Every field is guarded by `lock`, but for `mood`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # reentrant: a finaliser may come in between
+        self.bell = threading.Lock()
+        self.bell.acquire()
+        self.new: deque[_Watch] = deque()
+        self.waited_for = 0  # observed watches that are pending
+        self.newest = 0.0  # when the last of them was observed
+        self.thread: threading.Thread | None = None
+        self.mood = "idle"
+        self.closing = False
+        self.ready = 0  # setups that have run
+        self.lanes: dict[object, deque[_Watch]] = {}  # the thread's own
+
+    # ---- from any thread -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Have the thread running."""
+        if self.thread is not None:
+            return
+        with self.lock:
+            if self.closing:
+                raise StateError("the interpreter is exiting: device work issued now would never be awaited")
+            if self.thread is None:
+                thread = threading.Thread(target=self._run, name="eagle-poller", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise StateError(
+                        f"the poller's thread could not be started ({error}); free some threads"
+                    ) from error
+                self.thread = thread
+
+    def add(self, watch: _Watch) -> None:
+        """Take a watch; rings only an idle thread."""
+        self.start()
+        self.new.append(watch)
+        if self.mood == "idle":
+            self.ring()
+
+    def observe(self, watch: _Watch) -> None:
+        """Note that somebody waits for it, from now on."""
+        with self.lock:
+            self.newest = perf_counter()
+            if not watch.observed and not watch.completion.settled:
+                watch.observed = True
+                self.waited_for += 1
+        if self.mood != "hot":
+            self.ring()
+
+    def ring(self) -> None:
+        """Wake the thread; harmless when it is awake."""
+        try:
+            self.bell.release()
+        except RuntimeError:  # rung already
+            pass
+
+    def close(self) -> None:
+        """End the thread (at interpreter exit)."""
+        with self.lock:
+            self.closing = True
+            thread, self.thread = self.thread, None
+        self.ring()
+        if thread is not None:
+            thread.join(1.0)
+
+    # ---- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        _sharpen_sleep()
+        last_work = perf_counter()
+        while not self.closing:
+            try:
+                self._round()
+            except Exception:  # a setup or a release that breaks its promise must not stop the others' wake-ups
+                _log.exception("the poller goes on after an error")
+            now = perf_counter()
+            if self.lanes or self.new:
+                last_work = now
+            if self.waited_for:
+                self.mood = "hot"
+                time.sleep(nap_after(now - self.newest))
+                continue
+            # First the mood, then a look at what came meanwhile: whoever comes later sees the mood and rings.
+            self.mood = "dozing" if self.lanes or now - last_work < _STAY_S else "idle"
+            if self._missed():
+                continue
+            self.bell.acquire(timeout=_DOZE_S if self.mood == "dozing" else -1)
+
+    def _missed(self) -> bool:
+        """Whether something came before the mood could be seen."""
+        return self.waited_for > 0 or (self.mood == "idle" and bool(self.new))
+
+    def _round(self) -> None:
+        while self.ready < len(_setups):
+            self.ready += 1
+            _setups[self.ready - 1]()
+        while self.new:
+            watch = self.new.popleft()
+            self.lanes.setdefault(watch.lane, deque()).append(watch)
+        woken: list[Parked] = []
+        for lane in list(self.lanes):
+            self._ask(lane, woken)
+        wake_all(woken)
+
+    def _ask(self, lane: object, woken: list[Parked]) -> None:
+        watches = self.lanes[lane]
+        while watches:
+            parked = watches[0].poll()
+            if parked is None:
+                return
+            watch = watches.popleft()
+            woken += parked
+            with self.lock:
+                if watch.observed:
+                    watch.observed = False
+                    self.waited_for -= 1
+        del self.lanes[lane]
+
+
+def _sharpen_sleep() -> None:
+    """Let this thread's naps end when they should: Linux adds 50 µs of slack by default."""
+    if sys.platform != "linux":
+        return
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(29, ctypes.c_ulong(1000), 0, 0, 0)  # PR_SET_TIMERSLACK, in ns
+    except (OSError, AttributeError):  # only slower
+        pass
+
+
+_setups: list[Callable[[], object]] = []
+_poller = _Poller()
+
+
+def _after_fork() -> None:
+    global _poller
+    _poller = _Poller()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+atexit.register(lambda: _poller.close())

@@ -1,0 +1,327 @@
+"""Parking those who wait, and waking them from any thread: tasks of asyncio, uvloop and trio, and plain threads.
+
+Each event loop has one `Mailbox`. Whoever ends work posts the parked tasks of one round there, and the mailbox calls
+the loop's thread-safe door once for all of them::
+
+    quiet --post--> rung --drain (on the loop's thread)--> quiet
+                    rung --post--> rung                     the same drain takes these too
+
+`_rung` needs no lock: `post` lays its letters down before it looks at the flag, and the drain lowers the flag before it
+takes the letters. So either `post` sees the flag down and rings, or the drain that is still to come sees the letters.
+Two threads may ring at once; an empty drain is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from eagle.errors import LoopRunning, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = (
+    "Hook",
+    "Mailbox",
+    "Parked",
+    "ParkedTask",
+    "ParkedThread",
+    "loop_runs_here",
+    "mailbox",
+    "nap_after",
+    "refuse_in_loop",
+    "wake_all",
+)
+
+# A waiter looks again after about this share of the time it has waited: a 1 ms replay is noticed within some 10 µs, and
+# a wait of seconds costs a thousand looks a second, under two hundredths of a core.
+_SHARE = 0.01
+_SHORTEST_S, _LONGEST_S = 10e-6, 1e-3
+
+
+class Parked(ABC):
+    """Somebody who waits for a completion."""
+
+    __slots__ = ()
+
+    @property
+    def mailbox(self) -> Mailbox | None:
+        """Where to post it; None when `wake` may be called from any thread."""
+        return None
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let it go on: quick, never raises, and harmless when the waiter has left meanwhile."""
+
+
+class ParkedTask(Parked):
+    """A task that waits on its event loop; `wake` is for the loop's thread only."""
+
+    __slots__ = ("_mailbox",)
+
+    def __init__(self, box: Mailbox) -> None:
+        self._mailbox = box
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """The mailbox of the task's loop."""
+        return self._mailbox
+
+    @abstractmethod
+    async def wait(self) -> None:
+        """Suspend until woken; a cancellation leaves at once."""
+
+
+class ParkedThread(Parked):
+    """A thread that blocks."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Block until woken, or `timeout` seconds; True when woken. Signal handlers run meanwhile and may raise."""
+        end = None if timeout is None else perf_counter() + timeout
+        while True:
+            left = _STEP_S if end is None else min(max(end - perf_counter(), 0.0), _STEP_S)
+            if self._gate.acquire(timeout=left):
+                return True
+            if end is not None and perf_counter() >= end:
+                return False
+
+    def wake(self) -> None:
+        """Let the thread go on."""
+        self._gate.release()
+
+
+# Windows does not interrupt a lock for Ctrl-C, so the wait is cut there.
+_STEP_S = 0.05 if sys.platform == "win32" else threading.TIMEOUT_MAX
+
+
+class Hook(Parked):
+    """A function of eagle's own that runs in the thread that settles: it must be quick and never raise."""
+
+    __slots__ = ("_fn",)
+
+    def __init__(self, fn: Callable[[], object]) -> None:
+        self._fn = fn
+
+    def wake(self) -> None:
+        """Call the function."""
+        self._fn()
+
+
+class Mailbox(ABC):
+    """The way into one event loop from other threads.
+
+    Attributes:
+        spinning: Tasks of this loop that check their completion in turns instead of parking; only the loop's own
+            thread touches it.
+    """
+
+    def __init__(self) -> None:
+        self.spinning = 0
+        self._letters: deque[Parked] = deque()
+        self._rung = False
+
+    def post(self, parked: Iterable[Parked]) -> None:
+        """Wake these tasks on the loop's thread; a loop that is closed or gone is ignored."""
+        self._letters.extend(parked)
+        if self._rung:
+            return
+        self._rung = True
+        try:
+            self._ring()
+        except (RuntimeError, OSError):  # closed, finished, or closing this very moment: nobody is left to wake
+            self._letters.clear()
+            self._rung = False
+
+    def _drain(self) -> None:
+        self._rung = False
+        letters = self._letters
+        while letters:
+            try:
+                letter = letters.popleft()
+            except IndexError:  # a post to the closing loop cleared them meanwhile
+                return
+            letter.wake()
+
+    @abstractmethod
+    def _ring(self) -> None:
+        """Have the loop call `_drain`; the loop's own RuntimeError when it is closed."""
+
+    @abstractmethod
+    async def turn(self) -> None:
+        """Let the loop go round once; a cancellation point."""
+
+    @abstractmethod
+    def park(self) -> ParkedTask:
+        """A waiter for the running task."""
+
+
+class _FutureTask(ParkedTask):
+    __slots__ = ("_future",)
+
+    def __init__(self, box: Mailbox, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(box)
+        self._future: asyncio.Future[None] = loop.create_future()
+
+    async def wait(self) -> None:
+        await self._future
+
+    def wake(self) -> None:
+        if not self._future.done():  # cancelled between the end of the work and this turn of the loop
+            self._future.set_result(None)
+
+
+class _AsyncioMailbox(Mailbox):
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.loop = weakref.ref(loop)  # a closed loop must not live on in the thread's cache
+
+    def _ring(self) -> None:
+        loop = self.loop()
+        if loop is not None:  # else it was collected, and its tasks with it
+            loop.call_soon_threadsafe(self._drain)
+
+    async def turn(self) -> None:
+        await asyncio.sleep(0)
+
+    def park(self) -> ParkedTask:
+        return _FutureTask(self, asyncio.get_running_loop())
+
+
+class _TrioTask(ParkedTask):
+    __slots__ = ("_lowlevel", "_task")
+
+    def __init__(self, box: Mailbox, lowlevel: Any) -> None:
+        super().__init__(box)
+        self._lowlevel = lowlevel
+        self._task = lowlevel.current_task()
+
+    async def wait(self) -> None:
+        def abort(_: Any) -> Any:
+            self._task = None
+            return self._lowlevel.Abort.SUCCEEDED
+
+        await self._lowlevel.wait_task_rescheduled(abort)
+
+    def wake(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:  # else it was cancelled meanwhile
+            self._lowlevel.reschedule(task)
+
+
+class _TrioMailbox(Mailbox):
+    def __init__(self, lowlevel: Any, token: Any) -> None:
+        super().__init__()
+        self._lowlevel = lowlevel
+        self.token = token
+
+    def _ring(self) -> None:
+        self.token.run_sync_soon(self._drain)
+
+    async def turn(self) -> None:
+        await self._lowlevel.checkpoint()
+
+    def park(self) -> ParkedTask:
+        return _TrioTask(self, self._lowlevel)
+
+
+class _Thread(threading.local):
+    """The mailboxes of the loops that this thread ran last."""
+
+    asyncio: _AsyncioMailbox | None = None
+    trio: _TrioMailbox | None = None
+
+
+_here = _Thread()
+
+
+def mailbox() -> Mailbox:
+    """The mailbox of the event loop that runs the calling task.
+
+    Raises:
+        StateError: No loop that eagle knows runs in this thread.
+    """
+    lowlevel = _trio_in_charge()
+    if lowlevel is not None:
+        token = lowlevel.current_trio_token()
+        if _here.trio is None or _here.trio.token is not token:
+            _here.trio = _TrioMailbox(lowlevel, token)
+        return _here.trio
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise StateError(
+            "a Completion was awaited where no event loop of asyncio or trio runs; await it in a task of one of them, "
+            "or call its wait()"
+        ) from None
+    box = _here.asyncio
+    if box is None or box.loop() is not loop:
+        box = _here.asyncio = _AsyncioMailbox(loop)
+    return box
+
+
+def loop_runs_here() -> bool:
+    """Whether an event loop runs in this thread, so that blocking here would stop it."""
+    if _trio_in_charge() is not None:
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def refuse_in_loop(what: str, instead: str) -> None:
+    """Refuse a blocking call in a thread whose event loop runs.
+
+    Args:
+        what: The call, for the message.
+        instead: What to write there, such as ``await eagle.simulate(...)``.
+
+    Raises:
+        LoopRunning: A loop runs in this thread.
+    """
+    if loop_runs_here():
+        raise LoopRunning(
+            f"{what} blocks, and an event loop runs in this thread: it would stand still meanwhile. "
+            f"Write `{instead}`, or call it in a worker thread (anyio.to_thread.run_sync)"
+        )
+
+
+def wake_all(parked: Iterable[Parked]) -> None:
+    """Wake waiters of any kind, with one thread-safe call per event loop."""
+    posts: dict[Mailbox, list[Parked]] = {}
+    for one in parked:
+        box = one.mailbox
+        if box is None:
+            one.wake()
+        else:
+            posts.setdefault(box, []).append(one)
+    for box, letters in posts.items():
+        box.post(letters)
+
+
+def nap_after(waited_s: float) -> float:
+    """How long to sleep before looking again at work that has been waited for that long (seconds)."""
+    return min(max(waited_s * _SHARE, _SHORTEST_S), _LONGEST_S)
+
+
+def _trio_in_charge() -> Any:
+    """`trio.lowlevel` when the calling code is a trio task, also one of a loop that is guest of asyncio; else None."""
+    lowlevel = sys.modules.get("trio.lowlevel")
+    if lowlevel is None:
+        return None
+    in_trio_task = getattr(lowlevel, "in_trio_task", None)  # absent while another thread is importing trio
+    return lowlevel if in_trio_task is not None and in_trio_task() else None
