@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Literal
 
 import anyio
 from anyio.lowlevel import RunVar
 
-__all__ = ("DEVICE_TOKENS", "available_cores", "default_limiter")
+from eagle.kernels.team import core_count
+
+__all__ = ("DEVICE_TOKENS", "default_limiter")
 
 # As many runs as the device was seen to overlap to its full rate; more only cost memory.
 DEVICE_TOKENS = 64
@@ -39,13 +40,6 @@ def default_limiter(target: Literal["host", "cuda"]) -> anyio.CapacityLimiter:
     try:
         return variable.get()
     except LookupError:
-        limiter = anyio.CapacityLimiter(DEVICE_TOKENS if target == "cuda" else available_cores())
+        limiter = anyio.CapacityLimiter(DEVICE_TOKENS if target == "cuda" else core_count())
         variable.set(limiter)
         return limiter
-
-
-def available_cores() -> int:
-    """Return how many cores this process may run on (its affinity, not the machine's count)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -7,13 +7,14 @@ import anyio
 import pytest
 
 from eagle.aio import limits
+from eagle.kernels.team import core_count
 
 
 async def test_one_limiter_for_a_target_and_a_loop() -> None:
     host, cuda = limits.default_limiter("host"), limits.default_limiter("cuda")
     assert host is limits.default_limiter("host")
     assert cuda is limits.default_limiter("cuda")
-    assert (host.total_tokens, cuda.total_tokens) == (limits.available_cores(), 64)
+    assert (host.total_tokens, cuda.total_tokens) == (core_count(), 64)
 
 
 async def test_it_is_shared_by_the_tasks_of_the_loop() -> None:
