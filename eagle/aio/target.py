@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from eagle.aio.completion import Completion
 
-__all__ = ("AbstractGraph", "Member", "Stage")
+__all__ = ("AbstractGraph", "Member", "Stage", "blame")
 
 T = TypeVar("T")
 
@@ -187,3 +187,9 @@ class AbstractGraph(ABC):
     @abstractmethod
     def to_dot(self) -> str:
         """The recorded graph in Graphviz' language, with the members' names."""
+
+
+def blame(error: BaseException, text: str) -> None:
+    """Note on an exception where it happened, once, such as ``in pipeline 'p', member 'thermal'``."""
+    if text not in getattr(error, "__notes__", ()):
+        error.add_note(text)
