@@ -144,7 +144,7 @@ async def test_the_iterator_gives_monotone_values_and_the_end() -> None:
     assert all(now.eta_s >= 0.0 and now.samples_per_s >= 0.0 and now.n == n for now in seen)
     last = seen[-1]
     assert (last.finished, last.eta_s) == (n, 0.0)
-    assert last.steps == n * steps
+    assert n * steps <= last.steps <= n * (steps + 64)  # a sample counts to the end of its last launch
     assert type(last.steps) is int
 
 
@@ -225,7 +225,7 @@ def test_totals_beyond_32_bits_are_exact(runs: int) -> None:
     assert all(report.steps == steps // runs and type(report.steps) is int for report in reports)
     assert all(0.0 < (report.lane_utilisation or 1.0) <= 1.0 for report in reports)
     assert all(now.steps >= 0 and now.eta_s >= 0.0 for now in seen)
-    assert max(now.steps for now in seen) <= n * steps
+    assert max(now.steps for now in seen) <= n * steps  # the cap ends every launch exactly
 
 
 async def test_a_trace_of_a_run_holds_its_spans_with_the_task(tmp_path: pathlib.Path) -> None:

@@ -33,7 +33,8 @@ class Progress:
     Attributes:
         n: Samples in the run.
         finished: Samples that are done, those done before the run began included.
-        steps: Sample-steps of this run: the steps taken, summed over all samples. A Python int, exact at any size.
+        steps: Sample-steps of this run: the steps launched, summed over the samples they were launched for. A sample
+            that finishes inside a launch counts to the launch's end. A Python int, exact at any size.
         elapsed_s: Seconds since the run began.
         samples_per_s: Samples finished in this run per second.
         eta_s: Seconds that the remaining samples will take at this rate: 0 when all are finished, infinite before
