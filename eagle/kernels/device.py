@@ -296,6 +296,11 @@ def check_device(device: int) -> None:
             raise DeviceFault(str(fault), fault.pipeline, fault.code)
 
 
+def has_failed(device: int) -> bool:
+    """Whether a fault of ``device`` was reported."""
+    return device in _faults
+
+
 def healthy() -> bool:
     """False once any device has failed in this process: its CUDA work needs a new one."""
     return not _faults

@@ -1,0 +1,308 @@
+"""Recording steps into a CUDA graph: stream capture through cuda-core, one attempt at a time.
+
+While a capture runs, the garbage collector is held off (a finaliser may free device memory inside it), CuPy takes
+memory from a pool of the graph's own (temporaries of a step live as long as the graph that writes them), and the
+capture mode is relaxed, so other threads may use the device. Only a device-wide synchronisation by another thread
+breaks it (CUDA allows none meanwhile); the attempt is then repeated.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eagle.aio.conditions import StopWords, guard_kernel, guard_words, prepare_kernels
+from eagle.aio.guards import RepeatWhile, Skippable, plain_steps
+from eagle.aio.operands import operands_of
+from eagle.aio.target import blame
+from eagle.errors import BackendUnavailable, StateError
+from eagle.kernels.device import INSTALL, cuda_code, require_cupy
+from eagle.kernels.device_call import cuda_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from eagle.aio.target import Member, Stage
+
+__all__ = ("Recording", "captures_here", "record")
+
+_INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
+_ATTEMPTS = 3
+
+
+class _ThisThread(threading.local):
+    captures = False
+
+
+_here = _ThisThread()
+_collector_lock = threading.Lock()
+_captures = 0
+_collected_before = False
+
+
+@dataclass
+class Recording:
+    """A captured graph and what was learnt while it was captured.
+
+    Attributes:
+        graph: cuda-core's executable graph.
+        definition: cuda-core's definition of it.
+        order: Handles of the top-level nodes in the order they were added.
+        members: Handles of the nodes that each member added, by member index.
+        bodies: Definitions of the bodies of conditional nodes, by the handle of the node.
+        stops: The stop words of its loops; None without loops.
+        keep: What must live as long as the graph: the arrays of steps and guards, and the pool of their temporaries.
+    """
+
+    graph: Any = None
+    definition: Any = None
+    order: list[int] = field(default_factory=list)
+    members: dict[int, list[int]] = field(default_factory=dict)
+    bodies: dict[int, Any] = field(default_factory=dict)
+    stops: StopWords | None = None
+    keep: list[Any] = field(default_factory=list)
+
+
+def captures_here() -> bool:
+    """Whether this thread is recording a graph of eagle's: a step must not replay another one then."""
+    return _here.captures
+
+
+class _BrokenCapture(Exception):
+    """Somebody invalidated the capture; the message says during what."""
+
+
+def record(stages: Sequence[Stage], *, name: str, device: int, stream: Any) -> Recording:
+    """Capture the stages into one executable graph; each step is called once.
+
+    Args:
+        stages: See `AbstractGraph.build`.
+        name: The pipeline's name, for messages.
+        device: The device of `stream`; current while the steps are called.
+        stream: The pipeline's CuPy stream; current while a step is called.
+
+    Raises:
+        Exception: What a step raised, with a note naming it; the stream is usable again.
+        StateError: The capture was broken several times over.
+        BackendUnavailable: cuda-core is not installed.
+    """
+    cupy = require_cupy()
+    with cupy.cuda.Device(device):
+        for left in reversed(range(_ATTEMPTS)):
+            attempt = _Attempt(name, device, stream)
+            try:
+                return attempt.run(stages)
+            except _BrokenCapture as broken:
+                if not left:
+                    raise StateError(
+                        f"pipeline {name!r}: {broken}. Either a step waits for the device (a synchronize, a .get() or "
+                        "a print of an array), which a capture forbids, or another thread keeps calling a device-wide "
+                        "synchronize; let it synchronize its own stream instead"
+                    ) from broken.__cause__
+    raise AssertionError("unreachable")
+
+
+class _Attempt:
+    """One capture; whatever happens in it, `run` leaves no stream capturing."""
+
+    def __init__(self, name: str, device: int, stream: Any) -> None:
+        self._name, self._device, self._stream = name, device, stream
+        self._cupy = require_cupy()
+        self._driver = cuda_driver()
+        self._builders: list[Any] = []  # the main one and those of conditional bodies: each ends its own capture
+        self._forks: list[Any] = []
+        self._words: list[Any] = []
+        self._loops = 0
+        self._recording = Recording()
+        self._root = 0  # handle of the graph under construction
+
+    def run(self, stages: Sequence[Stage]) -> Recording:
+        recording = self._recording
+        self._prepare(stages)
+        pool = self._cupy.cuda.MemoryPool()
+        recording.keep.append(pool)
+        with _collector_held_off(), self._cupy.cuda.using_allocator(pool.malloc):
+            _here.captures = True
+            try:
+                main = self._begin()
+                for stage in stages:
+                    main = self._stage(stage, main)
+                self._end(main)
+            finally:
+                self._abandon()
+                _here.captures = False
+        return recording
+
+    def _prepare(self, stages: Sequence[Stage]) -> None:
+        """What a capture forbids: compiling and loading the guard kernels, filling the loops' words."""
+        members = [member for stage in stages for member in stage]
+        steps = [member.step for member in members]
+        for member in members:
+            self._check_guards(member, member.step)
+            self._recording.keep += [member.step, *map(operands_of, plain_steps(member.step))]
+        if any(isinstance(step, (Skippable, RepeatWhile)) for step in steps):
+            prepare_kernels(self._device)
+        loops = [step for step in steps if isinstance(step, RepeatWhile)]
+        if loops:
+            with self._stream:
+                self._recording.stops = stops = StopWords()
+                self._words = [stops.replay_word() for _ in loops]
+            self._stream.synchronize()
+            self._recording.keep += self._words
+
+    def _check_guards(self, member: Member, step: object) -> None:
+        """Refuse a guard that the device cannot read before anything is recorded."""
+        if not isinstance(step, (Skippable, RepeatWhile)):
+            return
+        try:
+            guard_words(step.guard)
+        except (TypeError, IndexError) as error:
+            raise type(error)(f"{member} of pipeline {self._name!r}: {error}") from None
+        for part in step.parts if isinstance(step, RepeatWhile) else (step.step,):
+            self._check_guards(member, part)
+
+    def _begin(self) -> Any:
+        try:
+            from cuda.core import Device
+        except ImportError as error:
+            raise BackendUnavailable(f"cuda-core is not installed ({error}); {INSTALL}") from error
+        device = Device(self._device)
+        device.set_current()
+        builder = device.create_stream(self._stream).create_graph_builder()
+        self._builders.append(builder)
+        builder.begin_building("relaxed")
+        self._root = int(self._driver.cuStreamGetCaptureInfo(self._stream.ptr)[3])
+        return builder
+
+    def _stage(self, stage: Stage, main: Any) -> Any:
+        """Weave one stage behind what `main` holds; the builder that the next one goes behind."""
+        if len(stage) == 1:
+            self._member(stage[0], main, self._stream)
+            return main
+        branches = main.split(len(stage))
+        self._forks += [branch for branch in branches if branch is not main]
+        for member, branch in zip(stage, branches, strict=True):
+            self._member(member, branch, self._stream if branch is main else self._stream_of(branch))
+        return type(main).join(*branches)
+
+    def _member(self, member: Member, builder: Any, stream: Any) -> None:
+        before = set(self._nodes(self._root))
+        try:
+            self._weave(member.step, builder, stream, self._root)
+        except BaseException as error:
+            if cuda_code(error) == _INVALIDATED:
+                raise _BrokenCapture(f"the capture of {member} was invalidated") from error
+            blame(error, f"in pipeline {self._name!r}, {member}, while its graph was captured")
+            raise
+        if not self._capturing(stream):
+            raise _BrokenCapture(f"the capture of {member} was invalidated")
+        self._recording.members[member.index] = [node for node in self._nodes(self._root) if node not in before]
+
+    def _weave(self, step: Any, builder: Any, stream: Any, graph: int) -> None:
+        if isinstance(step, RepeatWhile):
+            self._loop(step, builder, stream, graph)
+        elif isinstance(step, Skippable):
+            count, baseline = guard_words(step.guard)
+            condition = builder.create_condition()
+            arguments = _unsigned(condition.handle, count, baseline)
+            guard_kernel("eagle_if", self._device, *arguments).launch(stream.ptr)
+            with self._body(builder.if_then, condition, graph) as (body, inside, inner):
+                self._weave(step.step, body, inside, inner)
+        else:
+            with stream:
+                step()
+
+    def _loop(self, loop: RepeatWhile, builder: Any, stream: Any, graph: int) -> None:
+        stops = self._recording.stops
+        assert stops is not None
+        replay = self._words[self._loops]
+        self._loops += 1
+        count, baseline = guard_words(loop.guard)
+        condition = builder.create_condition()
+        arguments = _unsigned(condition.handle, count, baseline, loop.cell.data.ptr, replay.data.ptr, stops.address)
+        cap = np.uint32(loop.max_iters)
+        guard_kernel("eagle_loop_head", self._device, *arguments, cap).launch(stream.ptr)
+        with self._body(builder.while_loop, condition, graph) as (body, inside, inner):
+            for part in loop.parts:
+                self._weave(part, body, inside, inner)
+            guard_kernel("eagle_loop_tail", self._device, *arguments).launch(inside.ptr)
+
+    @contextmanager
+    def _body(self, make: Any, condition: Any, graph: int) -> Iterator[tuple[Any, Any, int]]:
+        """A conditional node and the capture of its body: the body's builder, stream and graph handle."""
+        before = set(self._nodes(graph))
+        body = make(condition)
+        self._builders.append(body)
+        (node,) = (node for node in self._nodes(graph) if node not in before)
+        definition = self._recording.bodies[node] = body.graph_definition
+        body.begin_building("relaxed")
+        yield body, self._stream_of(body), int(definition.handle)
+        body.end_building()
+
+    def _end(self, main: Any) -> None:
+        recording = self._recording
+        try:
+            main.end_building()
+            recording.definition = main.graph_definition
+            recording.order = self._nodes(int(recording.definition.handle))
+            recording.graph = main.complete()
+        except Exception as error:
+            if cuda_code(error) == _INVALIDATED:
+                raise _BrokenCapture("the capture was invalidated") from error
+            blame(error, f"while the captured graph of pipeline {self._name!r} was made executable")
+            raise
+
+    def _abandon(self) -> None:
+        """Close the builders; after a failure this also ends the captures, so that the stream is usable again."""
+        for builder in reversed(self._builders):
+            with suppress(Exception):
+                if builder.is_building:
+                    builder.end_building()
+        for builder in (*self._forks, *reversed(self._builders)):
+            with suppress(Exception):
+                builder.close()
+        self._forks.clear()
+        self._builders.clear()
+        runtime = self._cupy.cuda.runtime
+        with suppress(Exception):
+            if runtime.streamIsCapturing(self._stream.ptr):
+                runtime.graphDestroy(runtime.streamEndCapture(self._stream.ptr))
+
+    def _stream_of(self, builder: Any) -> Any:
+        return self._cupy.cuda.Stream.from_external(builder.stream)
+
+    def _capturing(self, stream: Any) -> bool:
+        status = self._driver.cuStreamGetCaptureInfo(stream.ptr)[1]
+        return bool(status == self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
+
+    def _nodes(self, graph: int) -> list[int]:
+        """Handles of a graph's nodes in the order they were added; legal while it is captured."""
+        count = self._driver.cuGraphGetNodes(graph)[-1]
+        return [int(node) for node in self._driver.cuGraphGetNodes(graph, count)[1][:count]] if count else []
+
+
+def _unsigned(*words: Any) -> list[Any]:
+    return [np.uint64(int(word)) for word in words]
+
+
+@contextmanager
+def _collector_held_off() -> Iterator[None]:
+    """No garbage collection meanwhile, and the user's setting again behind the last of several captures."""
+    global _captures, _collected_before
+    with _collector_lock:
+        if not _captures:
+            _collected_before = gc.isenabled()
+            gc.disable()
+        _captures += 1
+    try:
+        yield
+    finally:
+        with _collector_lock:
+            _captures -= 1
+            if not _captures and _collected_before:
+                gc.enable()

@@ -1,0 +1,314 @@
+"""The CUDA side of `AbstractGraph`: one captured graph, one non-blocking stream, one lock that keeps the order of work.
+
+Every call that touches the device does so with the graph's device current, and puts the caller's back.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from eagle.aio import counters, poller, tracing
+from eagle.aio.capture import Recording, captures_here, record
+from eagle.aio.completion import Completion
+from eagle.aio.events import PooledEvent, pool_of
+from eagle.aio.graph_view import dot_of, kernel_names, togglable
+from eagle.aio.guards import RepeatWhile, Skippable
+from eagle.aio.target import AbstractGraph, blame
+from eagle.errors import NonToggleableMemberError, StateError, UnknownMemberError
+from eagle.kernels.device import check_device, fault_from, has_failed, require_cupy
+from eagle.kernels.device_call import cuda_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from eagle.aio.conditions import StopWords
+    from eagle.aio.target import Member, Stage
+
+__all__ = ("CudaGraph",)
+
+T = TypeVar("T")
+
+
+class CudaGraph(AbstractGraph):
+    """A graph on the device that is current when it is made.
+
+    Args:
+        name: The pipeline's name, for messages.
+        priority: CUDA stream priority of its replays, lower is more urgent; None is the default one.
+
+    Raises:
+        BackendUnavailable: No GPU can be used.
+        DeviceFault: The device has failed before.
+    """
+
+    def __init__(self, name: str, *, priority: int | None = None) -> None:
+        super().__init__(name)
+        cupy = require_cupy()
+        self._runtime = cupy.cuda.runtime
+        self.device: int = self._runtime.getDevice()
+        check_device(self.device)
+        self._cupy = cupy
+        with self._on_device():
+            self._stream = _new_stream(cupy, priority)
+        self._lock = threading.RLock()  # a pre_launch may enqueue something else of the same pipeline
+        self._pool = pool_of(self.device)
+        self._seeds: dict[int, PooledEvent] = {}  # by device
+        self._members: list[Member] = []
+        self._nodes: dict[int, Any] = {}  # cuda-core's nodes by handle
+        self._recording: Recording | None = None
+        self._executable = 0
+        self._replays = 0
+
+    @property
+    def stream(self) -> int:
+        """The raw stream."""
+        return int(self._stream.ptr)
+
+    @property
+    def captured(self) -> object | None:
+        """cuda-core's executable graph."""
+        return None if self._recording is None else self._recording.graph
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """The graph's device current, the caller's afterwards; faults under their own name."""
+        runtime, before = self._runtime, self._runtime.getDevice()
+        if before != self.device:
+            runtime.setDevice(self.device)
+        try:
+            yield
+        except Exception as error:
+            fault = fault_from(error, self.device, during=self.name)
+            if fault is None or fault is error:
+                raise
+            raise fault from error
+        finally:
+            if before != self.device:
+                runtime.setDevice(before)
+
+    # ---- recording -----------------------------------------------------------------------------------------------
+
+    def build(self, stages: Sequence[Stage]) -> None:
+        """Capture the stages and make the graph executable; see `AbstractGraph.build`."""
+        check_device(self.device)
+        with self._lock, self._on_device():
+            recording = record(stages, name=self.name, device=self.device, stream=self._stream)
+            self._nodes = {int(node.handle): node for node in recording.definition.nodes()}
+            self._members = [member for stage in stages for member in stage]
+            self._executable = int(recording.graph.handle)
+            self._recording = recording
+
+    def _built(self) -> Recording:
+        assert self._recording is not None, "GraphPipeline builds before it asks"
+        return self._recording
+
+    # ---- replaying -----------------------------------------------------------------------------------------------
+
+    def issue(
+        self,
+        result: T,
+        n: int,
+        *,
+        pre_launch: Callable[[], object] | None,
+        seeds: Sequence[object] | None,
+    ) -> Completion[T]:
+        """Issue `n` replays; see `AbstractGraph.issue`."""
+        check_device(self.device)
+        if captures_here():
+            raise StateError(
+                f"pipeline {self.name!r} was launched by a step that is being captured; a graph cannot hold another "
+                "pipeline's replay: add that pipeline's steps to this one instead"
+            )
+        poller.start()
+        stops = self._built().stops
+        caller = (self._runtime.getDevice(), self._cupy.cuda.get_current_stream().ptr) if seeds is None else None
+        with self._lock, self._on_device():
+            words = self._wait_behind_caller(*caller) if caller else self._wait_for(seeds or ())
+            if pre_launch is not None:
+                self._call_pre_launch(pre_launch)
+            work = _Issued(self, stops if n else None, self._replays + 1, n, words)
+            launch, executable, stream = self._runtime.graphLaunch, self._executable, self._stream.ptr
+            for _ in range(n):
+                launch(executable, stream)
+                self._replays += 1
+            event = self._pool.take()
+            event.record(stream)
+            completion = poller.track(
+                result,
+                event,
+                name=self.name,
+                lane=stream,
+                device=self.device,
+                release=work.ended,
+                stop=work.stop,
+            )
+            self.issued(completion)
+        counters.issued()
+        return completion
+
+    def _call_pre_launch(self, pre_launch: Callable[[], object]) -> None:
+        try:
+            with self._stream:
+                pre_launch()
+        except BaseException as error:
+            blame(error, f"in pre_launch of pipeline {self.name!r}")
+            raise
+
+    def _wait_behind_caller(self, device: int, stream: int) -> list[Any]:
+        """Let the stream wait for what the caller's current stream and the legacy stream hold now."""
+        if device != self.device:
+            self._runtime.setDevice(device)  # an event is recorded on a stream of its own device
+            try:
+                seed = self._seed_of(device)
+                seed.record(stream)
+            finally:
+                self._runtime.setDevice(self.device)
+            self._runtime.streamWaitEvent(self._stream.ptr, seed.ptr, 0)
+        elif stream not in (0, self._stream.ptr):
+            self._wait_behind(stream)
+        self._wait_behind(0)
+        return []
+
+    def _wait_behind(self, stream: int) -> None:
+        # One event serves them all: a wait is for what the event holds when the wait is issued.
+        seed = self._seed_of(self.device)
+        seed.record(stream)
+        self._runtime.streamWaitEvent(self._stream.ptr, seed.ptr, 0)
+
+    def _seed_of(self, device: int) -> PooledEvent:
+        seed = self._seeds.get(device)
+        if seed is None:
+            seed = self._seeds[device] = pool_of(device).take()
+            weakref.finalize(self, pool_of(device).give, seed)
+        return seed
+
+    def _wait_for(self, seeds: Sequence[object]) -> list[Any]:
+        """Let the stream wait for completions and events; the host words that it now waits on."""
+        words = []
+        for seed in seeds:
+            if not isinstance(seed, Completion):
+                self._runtime.streamWaitEvent(self._stream.ptr, seed.ptr, 0)  # type: ignore[attr-defined]
+                continue
+            event = getattr(seed.source, "event", None)
+            if isinstance(event, PooledEvent):
+                # Another replay may record it between these lines. The wait is then for that one, which was issued
+                # before this work and so cannot wait for it.
+                self._runtime.streamWaitEvent(self._stream.ptr, event.ptr, 0)
+            elif not seed.done():
+                words.append(self._wait_for_host(seed))
+        return words
+
+    def _wait_for_host(self, seed: Completion[Any]) -> Any:
+        """Hold the stream until host work has ended: the device watches a word, and whoever settles the work sets it."""
+        memory = self._cupy.cuda.alloc_pinned_memory(4)
+        word = np.frombuffer(memory, np.uint32, 1)
+        word[0] = 0
+        driver = cuda_driver()
+        at_least = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        (status,) = driver.cuStreamWaitValue32(self._stream.ptr, memory.ptr, 1, at_least)
+        if int(status) != 0:
+            raise self._cupy.cuda.driver.CUDADriverError(int(status))
+        seed.when_settled(partial(word.fill, 1))
+        return memory
+
+    # ---- members -------------------------------------------------------------------------------------------------
+
+    def is_toggleable(self, index: int) -> bool:
+        """Whether the member has no guard and holds kernel, copy and fill nodes only."""
+        if isinstance(self._members[index].step, (Skippable, RepeatWhile)):
+            return False
+        return all(togglable(self._nodes[node]) for node in self._built().members[index])
+
+    def set_enabled(self, index: int, enabled: bool) -> None:
+        """Switch the member's nodes in the executable graph: replays issued before keep theirs."""
+        check_device(self.device)
+        with self._lock, self._on_device():
+            for node in self._built().members[index]:
+                self._switch(node, enabled)
+
+    def set_node_enabled(self, node: int, enabled: bool) -> None:
+        """Switch one node; see `AbstractGraph.set_node_enabled`."""
+        check_device(self.device)
+        owner = next((index for index, nodes in self._built().members.items() if node in nodes), None)
+        if owner is None:
+            raise UnknownMemberError(
+                f"pipeline {self.name!r} has no node {node!r}; give a handle that member_nodes() returned", node
+            )
+        if not self.is_toggleable(owner):
+            raise NonToggleableMemberError(
+                f"node {node:#x} of pipeline {self.name!r} belongs to {self._members[owner]}, which is guarded or holds "
+                "other nodes than kernels, copies and fills; it cannot be switched",
+                node,
+            )
+        with self._lock, self._on_device():
+            self._switch(node, enabled)
+
+    def _switch(self, node: int, enabled: bool) -> None:
+        view = self._built().graph[self._nodes[node]]
+        if enabled:
+            view.enable()
+        else:
+            view.disable()
+
+    def member_nodes(self, index: int) -> list[int]:
+        """Raw handles of the nodes that the member added."""
+        return list(self._built().members[index])
+
+    # ---- looking inside ------------------------------------------------------------------------------------------
+
+    def num_nodes(self) -> int:
+        """Kernel nodes, those inside conditional nodes and the guards' own included."""
+        return len(self.node_labels())
+
+    def node_labels(self) -> list[str]:
+        """Names of the kernels in order of declaration; a conditional node's body comes behind its guard."""
+        recording = self._built()
+        return kernel_names(int(recording.definition.handle), recording.bodies)
+
+    def to_dot(self) -> str:
+        """CUDA's own drawing of the graph, each member in a labelled box."""
+        recording = self._built()
+        names = [(str(member), recording.members[member.index]) for member in self._members]
+        return dot_of(self.name, recording.definition, recording.order, names)
+
+
+class _Issued:
+    """One `issue` on its way: how it is stopped, and what its end is noted in."""
+
+    __slots__ = ("_began_ns", "_first", "_graph", "_n", "_stopped", "_stops", "_words")
+
+    def __init__(self, graph: CudaGraph, stops: StopWords | None, first: int, n: int, words: list[Any]) -> None:
+        self._graph = graph
+        self._stops, self._first, self._n = stops, first, n
+        self._words = words  # pinned memory that the stream looks at until the work has begun
+        self._stopped = False
+        self._began_ns = tracing.now_ns() if tracing.active else 0
+
+    def stop(self) -> None:
+        """End the loops of these replays before their next iteration."""
+        self._stopped = True
+        if self._stops is not None:
+            with suppress(Exception):  # a device that fails meanwhile ends the work by itself
+                self._stops.stop(self._first, self._first + self._n)
+
+    def ended(self, event: PooledEvent) -> None:
+        """The work has ended, well or not; the event may serve another."""
+        graph = self._graph
+        pool_of(graph.device).give(event)
+        failed = has_failed(graph.device)
+        counters.finished("failed" if failed else "cancelled" if self._stopped else "done")
+        if self._began_ns and tracing.active:
+            track = f"stream {graph.stream:#x}"
+            tracing.span(track, "replay", self._began_ns, tracing.now_ns(), pipeline=graph.name, n=self._n)
+
+
+def _new_stream(cupy: Any, priority: int | None) -> Any:
+    if priority is None:
+        return cupy.cuda.Stream(non_blocking=True)
+    return cupy.cuda.Stream(non_blocking=True, priority=priority)

@@ -1,0 +1,138 @@
+"""CUDA events from one pool per device: created once, recorded behind each enqueue, given back when it has ended.
+
+An event here is a CuPy event handle without a finaliser: events at rest outlive every pipeline, and in a forked child
+or at interpreter exit there is nothing that would call into a driver that is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from typing import Any
+
+from eagle.aio import counters, poller
+from eagle.kernels.device import NOT_READY, SUCCESS, require_cupy
+from eagle.kernels.device_call import cuda_driver
+
+__all__ = ("EventPool", "PooledEvent", "pool_of")
+
+_AT_REST = 4096  # per device; what more a burst needed is destroyed again
+
+
+class _ThisThread(threading.local):
+    relaxed = False  # this thread told the driver that it knows what it does while others capture
+
+
+_here = _ThisThread()
+_pools: dict[int, EventPool] = {}
+_lock = threading.Lock()
+
+
+class PooledEvent:
+    """One CUDA event without timing.
+
+    Attributes:
+        ptr: The raw handle, as ``cupy.cuda.Event.ptr``.
+        device: The device it belongs to.
+    """
+
+    __slots__ = ("_query", "_record", "device", "ptr")
+
+    def __init__(self, device: int, runtime: Any) -> None:
+        self.ptr: int = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+        self.device = device
+        self._query = runtime.eventQuery
+        self._record = runtime.eventRecord
+
+    def record(self, stream_ptr: int) -> None:
+        """Record it behind everything a raw stream holds."""
+        self._record(self.ptr, stream_ptr)
+
+    @property
+    def done(self) -> bool:
+        """Whether the work before it has ended. Never waits.
+
+        Raises:
+            CUDARuntimeError: The device has failed; CuPy's error, with CUDA's number.
+        """
+        # torch captures in global mode by default, where a query by any thread that has not said otherwise ruins the
+        # capture, also one of another thread.
+        code = self._query(self.ptr) if _here.relaxed or "torch" not in sys.modules else self._query_relaxed()
+        if code == SUCCESS:
+            return True
+        if code == NOT_READY:
+            return False
+        raise require_cupy().cuda.runtime.CUDARuntimeError(code)
+
+    def _query_relaxed(self) -> int:
+        driver = cuda_driver()
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        _, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+        try:
+            return int(self._query(self.ptr))
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(before)
+
+
+class EventPool:
+    """The events at rest of one device.
+
+    Args:
+        device: Its CUDA ordinal.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._rest: deque[PooledEvent] = deque()
+
+    def take(self) -> PooledEvent:
+        """An event that nobody else uses. The pool's device must be current."""
+        try:
+            event = self._rest.pop()
+        except IndexError:
+            return PooledEvent(self._device, require_cupy().cuda.runtime)
+        counters.pooled(-1)
+        return event
+
+    def give(self, event: PooledEvent) -> None:
+        """Take an event back whose work has ended; never raises."""
+        if len(self._rest) < _AT_REST:
+            self._rest.append(event)
+            counters.pooled(1)
+            return
+        try:
+            require_cupy().cuda.runtime.eventDestroy(event.ptr)
+        except Exception:
+            pass
+
+    def __len__(self) -> int:
+        return len(self._rest)
+
+
+def pool_of(device: int) -> EventPool:
+    """The pool of one device."""
+    pool = _pools.get(device)
+    if pool is None:
+        with _lock:
+            pool = _pools.setdefault(device, EventPool(device))
+    return pool
+
+
+def _relax_this_thread() -> None:
+    """Let the poller ask events while other threads capture in global mode."""
+    if "cupy" in sys.modules:
+        driver = cuda_driver()
+        driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        _here.relaxed = True
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _pools.clear()
+
+
+poller.before_polling(_relax_this_thread)
+os.register_at_fork(after_in_child=_after_fork)
