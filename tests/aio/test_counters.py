@@ -169,7 +169,8 @@ def test_prometheus_reads_the_text_before_the_first_wake() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_child_starts_from_zero() -> None:
-    run_script("""
+    run_script(
+        """
         import os, threading
         from eagle.aio import counters
         counters.issued()
@@ -187,4 +188,6 @@ def test_a_forked_child_starts_from_zero() -> None:
         leave.set()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert counters.statistics().in_flight == 1
-    """).check()
+    """,
+        flags=["-W", "ignore::DeprecationWarning"],  # that a fork beside threads is risky is what this is about
+    ).check()
