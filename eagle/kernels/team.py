@@ -43,6 +43,7 @@ class Job(ABC, Generic[P]):
     def __init__(self, width: int) -> None:
         self.width = width
         self.stopping = False
+        self.whole_rounds = False  # whether a stopped job still works off the round it is in
         self.queued = False  # whether it stands in the team's queue; the team's lock guards it
         self._lock = threading.Lock()
         self._ready: deque[P] = deque()
@@ -70,8 +71,9 @@ class Job(ABC, Generic[P]):
         """Ask the job to end at the next slice. Pieces that no thread works on are dropped."""
         with self._lock:
             self.stopping = True
-            self._ready.clear()
-            last = self._running == 0 and not self._ended
+            if not self.whole_rounds:
+                self._ready.clear()
+            last = self._running == 0 and not self._ready and not self._ended
             self._ended = self._ended or last
         if last:
             self.end(self._error)
@@ -92,7 +94,7 @@ class Job(ABC, Generic[P]):
         with self._lock:
             if error is not None:
                 self._error, self.stopping = error, True
-            if self.stopping:
+            if self._error is not None or (self.stopping and not self.whole_rounds):
                 self._ready.clear()
             elif not finished:
                 self._ready.appendleft(piece)  # its data is warm in this core's cache

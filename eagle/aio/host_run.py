@@ -1,0 +1,302 @@
+"""One run until done on the host: ranges of samples, each a loop of foreign calls, worked on by the thread team.
+
+Two shapes. `RangesRun`: every range runs by itself until its samples have finished, for kernels that touch their own
+sample only and leave finished ones alone; a range's data stays in the cache. `RoundsRun`: all ranges take a launch (or a
+round of them) and meet, for kernels that must see one common round: active sets, and kernels without a mask.
+A call is kept well under the slice, so that a run can be stopped, watched and shared fairly between any two calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+
+from eagle.aio import counters
+from eagle.aio.completion import Completion
+from eagle.aio.pacing import NS_PER_OP, STEP_NS, Pacing
+from eagle.aio.progress import Meter
+from eagle.aio.report import RunReport
+from eagle.kernels.team import Job, core_count, team
+
+if TYPE_CHECKING:
+    from eagle.aio.bound_loop import BoundLoop, Calls
+
+SLICE_NS = 5_000_000  # half the promised 10 ms: a call that is mispredicted by a factor of two still keeps the promise
+_PUBLISH_NS = 20_000_000
+_CACHE_BYTES = 256 * 1024  # a share of a core's second-level cache that a range's planes may fill
+_MIN_RANGE = 256  # hawk's tile: smaller ranges leave vector lanes empty
+_MAX_RANGE = 16_384
+
+
+@dataclass(slots=True)
+class Range:
+    """A range of samples and how far it has come in this run."""
+
+    base: int
+    count: int
+    k: int
+    steps: int = 0
+    launches: int = 0
+    last_k: int = 1
+    by_k: dict[int, int] = field(default_factory=dict)
+
+    def note(self, k: int) -> None:
+        """Count one launch of k steps."""
+        self.steps += k
+        self.launches += 1
+        self.last_k = k
+        self.by_k[k] = self.by_k.get(k, 0) + 1
+
+
+def cut(n: int, threads: int, bytes_per_sample: int, ops: int) -> Iterator[tuple[int, int]]:
+    """Cut a batch into ranges: small enough for the cache and for balance, large enough to fill vector lanes.
+
+    Args:
+        n: Samples.
+        threads: Threads that will share them.
+        bytes_per_sample: Bytes of all planes of one sample.
+        ops: Operations of one step of one sample; one step of a range must stay far below a slice.
+    """
+    size = min(_CACHE_BYTES // max(bytes_per_sample, 1), int(STEP_NS / (ops * NS_PER_OP)), -(-n // (4 * threads)), _MAX_RANGE)
+    size = max(_MIN_RANGE, size // _MIN_RANGE * _MIN_RANGE)
+    if threads == 1 and n <= 2 * size:
+        size = max(n, 1)
+    for base in range(0, n, size):
+        yield base, min(size, n - base)
+
+
+class HostRun(Job[Range]):
+    """One run of a bound loop; `completion` settles when nothing of it runs any more.
+
+    Args:
+        loop: The bound loop.
+        max_steps: Steps a sample may take in this run.
+        threads: Threads that may work on it, or None for every core.
+    """
+
+    def __init__(self, loop: BoundLoop, max_steps: int, threads: int | None) -> None:
+        super().__init__(threads or core_count())
+        self.loop = loop
+        self.max_steps = max_steps
+        self.completion: Completion[HostRun] = Completion(self, name=loop.name, stop=self.stop)
+        self.report: RunReport | None = None
+        loop.begin()
+        loop.planes.take_in()
+        self.already = loop.sync_counter()
+        self._spare: list[Calls] = []
+        self._meter = Meter(loop.n, self.already)
+        self._taken = 0
+        self._published_at = 0
+
+    @property
+    def reported(self) -> RunReport:
+        """The report of a run that has ended."""
+        assert self.report is not None, "a run that settled without an error has a report"
+        return self.report
+
+    def begin(self, *, join: bool, waited: bool = False) -> None:
+        """Start; with ``join`` the calling thread works on it too, and it may have ended when this returns.
+
+        Args:
+            join: Whether the calling thread works on it.
+            waited: Whether the run was counted as queued.
+        """
+        counters.issued(waited=waited)
+        self.loop.watchers.begin(self._meter.read(self.already))
+        (team().join if join else team().submit)(self)
+
+    def end(self, error: BaseException | None) -> None:
+        """Leave arrays, mask and counters agreeing, and settle."""
+        try:
+            self.report = self.result()
+            self.loop.leave()
+            self.loop.watchers.end(self._meter.read(self.report.finished, self._taken))
+        except BaseException as caught:  # the completion must settle whatever happens
+            error = error or caught
+        counters.finished("failed" if error else "cancelled" if self.stopping else "done")
+        self.loop.running = None
+        self.completion.settle(error)
+
+    def longest(self) -> Range:
+        """The range that took most steps: what the report tells."""
+        raise NotImplementedError
+
+    def result(self) -> RunReport:
+        """The report of this run."""
+        loop, most = self.loop, self.longest()
+        finished = loop.sync_counter()
+        done = finished == loop.n
+        loop.note_run(most, finished)
+        return RunReport(
+            n=loop.n,
+            finished=finished,
+            done=done,
+            launches=most.launches,
+            steps=most.steps,
+            compactions=loop.compactions,
+            reorders=loop.reorders(),
+            build_s=0.0,
+            launches_by_k=dict(most.by_k),
+            exact_steps=loop.exact(most, capped=most.steps >= self.max_steps and not done),
+        )
+
+    def publish(self) -> None:
+        """Tell watchers how far the run is, at most every 20 ms."""
+        now = perf_counter_ns()
+        if now - self._published_at < _PUBLISH_NS:
+            return
+        with self._lock:
+            self._published_at = now
+            self.loop.watchers.publish(self._meter.read(int(self.loop.finished[0]), self._taken))
+
+    def took(self, samples: int, steps: int) -> None:
+        """Count sample-steps that were offered; a Python int, so no total wraps."""
+        with self._lock:
+            self._taken += samples * steps
+
+    def borrow(self) -> Calls:
+        """One thread's entries and argument arrays, made when no other thread has left a set behind."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self.loop.calls()
+
+    def give_back(self, calls: Calls) -> None:
+        """Leave a set for the next piece."""
+        self._spare.append(calls)
+
+
+class RangesRun(HostRun):
+    """Every range by itself until its samples have finished or the cap is reached."""
+
+    def __init__(self, loop: BoundLoop, max_steps: int, threads: int | None, pacing: Pacing) -> None:
+        super().__init__(loop, max_steps, threads)
+        self._pacing = pacing
+        self._ranges: list[Range] = []
+
+    def turn(self) -> Iterable[Range]:
+        """All ranges once; then the run is over."""
+        loop = self.loop
+        if self._ranges or self.already == loop.n:
+            return ()
+        for base, count in cut(loop.n, self.width, loop.bytes_per_sample, loop.ops):
+            self._ranges.append(Range(base, count, self._pacing.first(count)))
+        return self._ranges
+
+    def longest(self) -> Range:
+        """The range with the most steps."""
+        return max(self._ranges, key=lambda r: r.steps, default=Range(0, 0, 1))
+
+    def advance(self, piece: Range) -> bool:
+        """Run the range until it is finished, the cap is reached, or the slice is over."""
+        calls = self.borrow()
+        try:
+            return self._advance(piece, calls)
+        finally:
+            self.give_back(calls)
+
+    def _advance(self, piece: Range, calls: Calls) -> bool:
+        n, pacing = self.loop.n, self._pacing
+        mask = self.loop.mask[piece.base : piece.base + piece.count]
+        began = perf_counter_ns()
+        until = began + SLICE_NS
+        if self.already and piece.launches == 0 and mask.all():
+            return True
+        while True:
+            k = min(piece.k, self.max_steps - piece.steps) if self.loop.auto else piece.k
+            for entry, address in calls.of(k):
+                entry(address, piece.base, piece.count, n)
+            piece.note(k)
+            self.took(piece.count, k)
+            if piece.steps >= self.max_steps or mask.all():
+                return True
+            now = perf_counter_ns()
+            piece.k = pacing.next(k, piece.launches, now - began)
+            began = now
+            if self.stopping:
+                return False
+            if now > until:
+                self.publish()
+                return False
+
+
+class RoundsRun(HostRun):
+    """All ranges take one round and meet: then the counters are read, and an active set is compacted."""
+
+    def __init__(self, loop: BoundLoop, max_steps: int, threads: int | None, pacing: Pacing) -> None:
+        super().__init__(loop, max_steps, threads)
+        # Without a mask every sample takes every round: a round that only some took would never be made up for.
+        self.whole_rounds = not loop.step.guarded
+        self._pacing = pacing
+        self._total = Range(0, loop.n, pacing.first(loop.n))
+        self._round: list[Range] = []
+        self._round_k = 1
+        self._seen = self.already
+        self._began = 0
+
+    def longest(self) -> Range:
+        """The common rounds; one that was cut short counts as taken."""
+        if self._round:
+            self._close_round()
+        return self._total
+
+    def turn(self) -> Iterable[Range]:
+        """Count the round that has ended, and lay out the next one."""
+        loop, total = self.loop, self._total
+        if self._round:
+            self._close_round()
+        finished = int(loop.finished[0])
+        if finished >= loop.n or total.steps >= self.max_steps:
+            return ()
+        if loop.auto and total.launches:
+            quiet = finished == self._seen
+            total.k = self._pacing.next_round(total.k, quiet, perf_counter_ns() - self._began)
+        self._seen = finished
+        self._began = perf_counter_ns()
+        self._round_k = min(total.k, self.max_steps - total.steps) if loop.auto else loop.every
+        span = cut(loop.span(), self.width, loop.bytes_per_sample, loop.ops)
+        self._round = [Range(base, count, self._round_k) for base, count in span]
+        return self._round
+
+    def _close_round(self) -> None:
+        loop, total = self.loop, self._total
+        k = self._round_k if loop.auto else loop.steps_of_a_launch
+        total.steps += self._round_k
+        total.launches += 1
+        total.last_k = k
+        total.by_k[k] = total.by_k.get(k, 0) + self._round_k // k
+        self.took(sum(r.count for r in self._round), self._round_k)
+        self._round = []
+        loop.after_round()
+        self.publish()
+
+    def advance(self, piece: Range) -> bool:
+        """One range's launches of this round; False at the end of a slice between two of them."""
+        calls, n = self.borrow(), self.loop.n
+        launches = 1 if self.loop.auto else self.loop.launches_per_compaction
+        until = perf_counter_ns() + SLICE_NS
+        try:
+            while piece.launches < launches:
+                for entry, address in calls.of(piece.k if self.loop.auto else 1):
+                    entry(address, piece.base, piece.count, n)
+                piece.launches += 1
+                if perf_counter_ns() > until:
+                    break
+            return piece.launches >= launches
+        finally:
+            self.give_back(calls)
+
+
+def host_run(loop: BoundLoop, max_steps: int, policy: str, threads: int | None) -> HostRun:
+    """The run of a loop, in the shape that its kernels allow.
+
+    Ranges run by themselves when every kernel touches its own sample only, has a mask, and no active set is walked;
+    the policy "band" asks an automatic kernel for common rounds, as on the device.
+    """
+    step = loop.step
+    alone = step.local and step.guarded and not step.active_set and not (loop.auto and policy == "band")
+    pacing = Pacing(policy, loop.steps_of_a_launch, step.steps_max, loop.ops, automatic=loop.auto)
+    return (RangesRun if alone else RoundsRun)(loop, max_steps, threads, pacing)

@@ -1,0 +1,39 @@
+"""Ctrl-C in a blocking call whose thread works on the run itself: noted at once, raised when the run has stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def interrupt_deferred(stop: Callable[[], None]) -> Iterator[None]:
+    """Turn Ctrl-C into ``stop()`` while the block runs, and raise KeyboardInterrupt at its end.
+
+    A KeyboardInterrupt in the middle of the thread team's bookkeeping would leave a piece that nobody finishes. Only the
+    main thread under Python's own handler is concerned; a handler that the program installed stays in charge.
+
+    Args:
+        stop: Asks the run to end at its next slice; called from the signal handler.
+    """
+    in_charge = threading.current_thread() is threading.main_thread()
+    if not in_charge or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    interrupted = False
+
+    def note(signum: int, frame: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+        stop()
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if interrupted:
+            raise KeyboardInterrupt

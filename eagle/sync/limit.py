@@ -1,0 +1,41 @@
+"""A limiter in a blocking call: its token is taken and given back through the event loop that owns the limiter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import anyio.from_thread
+from anyio import NoEventLoopError
+
+from eagle.errors import StateError
+
+if TYPE_CHECKING:
+    import anyio
+
+
+def token_of(limiter: anyio.CapacityLimiter | None) -> AbstractContextManager[None]:
+    """Hold one token of ``limiter`` in the block; nothing for None.
+
+    Raises:
+        StateError: This thread is no worker thread of the limiter's event loop, so nobody could share the limit.
+    """
+    return contextlib.nullcontext() if limiter is None else _token(limiter)
+
+
+@contextlib.contextmanager
+def _token(limiter: anyio.CapacityLimiter) -> Iterator[None]:
+    borrower = object()
+    try:
+        anyio.from_thread.run(limiter.acquire_on_behalf_of, borrower)
+    except NoEventLoopError as error:
+        raise StateError(
+            "limiter= in a blocking call shares the limit of an event loop, and this thread is no worker thread of one; "
+            "leave it out, or call through anyio.to_thread.run_sync"
+        ) from error
+    try:
+        yield
+    finally:
+        anyio.from_thread.run_sync(limiter.release_on_behalf_of, borrower)

@@ -1,0 +1,176 @@
+"""simulate, until_done and their classes in blocking form: the same runs, waited for without an event loop.
+
+Ctrl-C ends a run at its next slice and then leaves as KeyboardInterrupt; planes, mask and counters agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from eagle.aio.completion import wait_to_end
+from eagle.aio.display import Display
+from eagle.aio.report import RunReport, SimResult
+from eagle.aio.runner import Runner as AsyncRunner
+from eagle.aio.simulation import Simulation as AsyncSimulation
+from eagle.aio.wake import refuse_in_loop
+from eagle.sync.interrupt import interrupt_deferred
+from eagle.sync.limit import token_of
+
+if TYPE_CHECKING:
+    import anyio
+
+    from eagle.kernels.plan import Plan
+    from eagle.kernels.planes import Layout
+
+
+class Runner(AsyncRunner):
+    """`eagle.aio.Runner` whose `run` blocks."""
+
+    def run(self, *, progress: bool = False) -> RunReport:  # type: ignore[override]
+        """Run until every sample is done or has taken ``max_steps``, and report.
+
+        The calling thread works on the run too, which spares short runs a change of threads.
+
+        Raises:
+            LoopRunning: An event loop runs in this thread; ``await runner.run()`` of eagle.aio there.
+            Busy: Another run of this object is in progress.
+        """
+        refuse_in_loop("Runner.run()", "await runner.run()")
+        self.claim()
+        try:
+            if progress or self.options.progress:
+                self.bound.watchers.display = Display(self.bound.name)
+            token = token_of(self.options.limiter)
+        except BaseException:
+            self.release()
+            raise
+        with token, interrupt_deferred(self.stop):
+            run = self.start(join=True)
+            wait_to_end(run.completion)
+        return run.reported
+
+
+class Simulation(AsyncSimulation):
+    """`eagle.aio.Simulation` whose `run` blocks."""
+
+    _runner_class = Runner
+
+    def run(self, *, progress: bool = False) -> SimResult:  # type: ignore[override]
+        """Run until every sample finishes or has taken ``max_steps``; the state is written in place.
+
+        Raises:
+            LoopRunning: An event loop runs in this thread; ``await sim.run()`` of eagle.aio there.
+            Busy: Another run of this object is in progress.
+        """
+        refuse_in_loop("Simulation.run()", "await sim.run()")
+        began = perf_counter()
+        report = self._runner.run(progress=progress)
+        return self.result(report, perf_counter() - began)  # type: ignore[arg-type]
+
+
+def until_done(
+    plan: Plan | Sequence[Plan],
+    *,
+    max_steps: int,
+    every: int | None = None,
+    reorder: float | bool | None = None,
+    layout: Layout | None = None,
+    limiter: anyio.CapacityLimiter | None = None,
+    priority: int | None = None,
+    order: Any = None,
+    progress: bool = False,
+    **planes: Any,
+) -> Runner:
+    """`eagle.aio.until_done`, blocking."""
+    refuse_in_loop("until_done()", "await eagle.until_done(...)")
+    options = {"limiter": limiter, "priority": priority, "order": order, "progress": progress}
+    return Runner(plan, max_steps=max_steps, every=every, reorder=reorder, layout=layout, **options, **planes)
+
+
+def run_until_done(
+    plan: Plan | Sequence[Plan],
+    *,
+    max_steps: int,
+    every: int | None = None,
+    reorder: float | bool | None = None,
+    layout: Layout | None = None,
+    limiter: anyio.CapacityLimiter | None = None,
+    priority: int | None = None,
+    order: Any = None,
+    progress: bool = False,
+    **planes: Any,
+) -> RunReport:
+    """`eagle.aio.run_until_done`, blocking."""
+    refuse_in_loop("run_until_done()", "await eagle.run_until_done(...)")
+    options = {"limiter": limiter, "priority": priority, "order": order, "progress": progress}
+    return until_done(plan, max_steps=max_steps, every=every, reorder=reorder, layout=layout, **options, **planes).run()
+
+
+def simulation(
+    model: Any,
+    *args: Any,
+    until: Any = None,
+    max_steps: int,
+    every: int | None = None,
+    reorder: float | bool | None = None,
+    scalar_type: str | None = None,
+    layout: Layout | None = None,
+    limiter: anyio.CapacityLimiter | None = None,
+    priority: int | None = None,
+    order: Any = None,
+    progress: bool = False,
+    **kwargs: Any,
+) -> Simulation:
+    """`eagle.aio.simulation`, blocking."""
+    refuse_in_loop("simulation()", "await eagle.simulation(...)")
+    return Simulation(
+        model,
+        args,
+        kwargs,
+        until=until,
+        max_steps=max_steps,
+        every=every,
+        reorder=reorder,
+        scalar_type=scalar_type,
+        layout=layout,
+        limiter=limiter,
+        priority=priority,
+        order=order,
+        progress=progress,
+    )
+
+
+def simulate(
+    model: Any,
+    *args: Any,
+    until: Any = None,
+    max_steps: int,
+    every: int | None = None,
+    reorder: float | bool | None = None,
+    scalar_type: str | None = None,
+    layout: Layout | None = None,
+    limiter: anyio.CapacityLimiter | None = None,
+    priority: int | None = None,
+    order: Any = None,
+    progress: bool = False,
+    **kwargs: Any,
+) -> SimResult:
+    """`eagle.aio.simulate`, blocking."""
+    refuse_in_loop("simulate()", "await eagle.simulate(...)")
+    return simulation(
+        model,
+        *args,
+        until=until,
+        max_steps=max_steps,
+        every=every,
+        reorder=reorder,
+        scalar_type=scalar_type,
+        layout=layout,
+        limiter=limiter,
+        priority=priority,
+        order=order,
+        progress=progress,
+        **kwargs,
+    ).run()
