@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
-
 from eagle.aio.active_set_arguments import (
     check_array,
     check_cadence,
@@ -25,8 +22,10 @@ from eagle.aio.active_set_arguments import (
     theta_of,
 )
 from eagle.aio.compaction import DEFAULT_THETA, MIN_EVERY, MIN_REORDER_SPAN, THETA_RANGE, Compaction, Word
+from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
 from eagle.aio.owned_planes import Claim, claim
 from eagle.errors import BackendUnavailable, NotBuilt
+from eagle.kernels.device import is_cupy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -416,10 +415,10 @@ def _repeated(step: Callable[[], Any], every: int) -> tuple[Callable[[], Any], .
 
 
 def _arm_for(mask: Any, theta: float | None, *, defer_map: bool, defer_scratch: bool) -> Compaction:
-    if isinstance(mask, np.ndarray):
-        from eagle.aio.host_compaction import HostCompaction
+    if is_cupy(mask):
+        from eagle.aio.device_compaction import DeviceCompaction
 
-        return HostCompaction(mask, theta, defer_map=defer_map)
-    from eagle.aio.device_compaction import DeviceCompaction
+        return DeviceCompaction(mask, theta, defer_map=defer_map, defer_scratch=defer_scratch)
+    from eagle.aio.host_compaction import HostCompaction
 
-    return DeviceCompaction(mask, theta, defer_map=defer_map, defer_scratch=defer_scratch)
+    return HostCompaction(mask, theta, defer_map=defer_map)

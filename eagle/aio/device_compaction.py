@@ -157,7 +157,7 @@ class DeviceCompaction(Compaction):
     def read(self, word: Word) -> int:
         check_device(self._device)
         with self._on_device():
-            return int(self.words[word].get())
+            return int(self._word(word).get()[0])
 
     def _prepare_compaction(self) -> None:
         tiles = max(1, -(-self.n // _TILE))
