@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -28,6 +29,7 @@ from eagle.aio.wake import (
     Mailbox,
     Parked,
     ParkedThread,
+    driving,
     loop_runs_here,
     mailbox,
     nap_after,
@@ -37,9 +39,9 @@ from eagle.aio.wake import (
 from eagle.errors import StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Coroutine, Generator
 
-__all__ = ("Completion", "Source", "leave_when_done", "wait_to_end")
+__all__ = ("Completion", "Source", "drive", "leave_when_done", "wait_to_end")
 
 T = TypeVar("T")
 
@@ -343,27 +345,39 @@ async def leave_when_done(completion: Completion[T], stop: Callable[[], None] | 
 
 
 def wait_to_end(completion: Completion[T], stop: Callable[[], None] | None = None) -> T:
-    """Block until work ends whose buffers are the caller's: the twin of `leave_when_done` without a loop.
+    """Block until work ends whose buffers are the caller's: `leave_when_done` without an event loop.
 
     Ctrl-C calls `stop` (`Completion.stop` by default) and waits for the end; then KeyboardInterrupt leaves. Further
-    ones change nothing. The caller has refused a running loop already, before it issued the work.
+    ones change nothing.
+
+    The caller has refused a running loop already (`wake.refuse_in_loop`), before it issued the work.
     """
-    try:
-        if not completion.done():
-            completion._block(None)
-    except BaseException:
-        (stop or completion.stop)()
-        while not completion.done():
-            try:
-                completion._block(None)
-            except KeyboardInterrupt:
-                continue
-        raise
-    return completion._outcome()
+    return drive(leave_when_done(completion, stop))
+
+
+def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that awaits nothing but Completions to its end, blocking this thread, without an event loop.
+
+    Ctrl-C arrives in the coroutine at its await, as a cancellation would.
+
+    Raises:
+        StateError: It awaited something else, which needs a loop.
+    """
+    with driving():
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        coroutine.close()
+    raise StateError(f"{coroutine} awaits something that needs an event loop; run it in one")
 
 
 async def _until_done(completion: Completion[Any]) -> None:
     box = mailbox()
+    if box is None:
+        completion._block(None)
+        return
     if box.spinning < _SPINNERS and await _taking_turns(completion, box):
         return
     parked = box.park()
@@ -395,7 +409,7 @@ async def _taking_turns(completion: Completion[Any], box: Mailbox) -> bool:
 async def _drained(completion: Completion[Any]) -> None:
     """Wait for the end whatever cancels; an interrupt that comes meanwhile is raised at the end."""
     interrupt: KeyboardInterrupt | None = None
-    with anyio.CancelScope(shield=True):
+    with anyio.CancelScope(shield=True) if mailbox() else nullcontext():
         while not completion.done():
             try:
                 await _until_done(completion)

@@ -77,10 +77,24 @@ class HostGraph(AbstractGraph):
         work = _Work(self, n, pre_launch, self._active)
         completion = Completion(result, name=self.name, stop=work.stop)
         work.completion = completion
-        with _lock:
-            self._queue.put(work.run, seeds or ())  # type: ignore[arg-type]
-            self.issued(completion)
         counters.issued()
+        try:
+            with _lock:
+                self._queue.put(work.run, seeds or ())  # type: ignore[arg-type]
+                self.issued(completion)
+        except StateError:
+            counters.finished("cancelled")
+            raise
+        return completion
+
+    def fence(self, result: T) -> Completion[T]:
+        """The end of everything in the queue, with the first error that nobody was given."""
+        completion = Completion(result, name=self.name)
+        last = self.pending()
+        if last is None or last.settled:
+            completion.settle(self._take_failure())
+        else:
+            self._queue.put(lambda: completion.settle(self._take_failure()))
         return completion
 
     def failed(self, error: BaseException, completion: Completion[Any]) -> None:
@@ -89,8 +103,7 @@ class HostGraph(AbstractGraph):
             if self._failure is None or _was_received(self._failure[1]):
                 self._failure = error, weakref.ref(completion)
 
-    def take_failure(self) -> BaseException | None:
-        """The first error since the last call that no waiter was given."""
+    def _take_failure(self) -> BaseException | None:
         with _lock:
             failure, self._failure = self._failure, None
         return None if failure is None or _was_received(failure[1]) else failure[0]

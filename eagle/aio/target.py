@@ -22,16 +22,19 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+from eagle.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from eagle.aio.completion import Completion
 
-__all__ = ("AbstractGraph", "Member", "Stage", "blame")
+__all__ = ("AbstractGraph", "Member", "Stage", "Target", "blame", "choose_target", "new_graph")
 
 T = TypeVar("T")
+Target: TypeAlias = Literal["host", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,12 +147,13 @@ class AbstractGraph(ABC):
         """The completion of the work issued last, when it may still be in flight: all earlier work ends before it."""
         return None if self._last is None else self._last()
 
-    def take_failure(self) -> BaseException | None:
-        """The first error since the last call that no waiter was given, for `synchronize` to raise; None usually.
+    def fence(self, result: T) -> Completion[T]:
+        """The end of everything issued so far, for `GraphPipeline.synchronize`.
 
-        CUDA has none: a fault stays, and reaches the completion of the work issued last, too.
+        It raises, once, the first error of earlier work that no waiter was given. Anything else that was put on the
+        graph's stream is waited for, too.
         """
-        return None
+        return self.issue(result, 0, pre_launch=None, seeds=())
 
     # ---- members -------------------------------------------------------------------------------------------------
 
@@ -187,6 +191,41 @@ class AbstractGraph(ABC):
     @abstractmethod
     def to_dot(self) -> str:
         """The recorded graph in Graphviz' language, with the members' names."""
+
+
+def choose_target(target: str | None) -> Target:
+    """What ``target=`` of a constructor means on this machine.
+
+    Args:
+        target: None for the GPU when one can be used, else the host; or "host" or "cuda".
+
+    Raises:
+        ValueError: Any other value.
+        BackendUnavailable: "cuda", and no GPU can be used; the message says why.
+    """
+    if target == "host":
+        return "host"
+    if target is not None and target != "cuda":
+        raise ValueError(f"target is {target!r}; give 'host', 'cuda', or None for the GPU when one can be used")
+    from eagle.kernels.device import unusable_reason
+
+    reason = unusable_reason()
+    if reason is None:
+        return "cuda"
+    if target is None:
+        return "host"
+    raise BackendUnavailable(f"target='cuda' needs a GPU: {reason}. target='host' runs the same steps on the CPU")
+
+
+def new_graph(target: Target, name: str) -> AbstractGraph:
+    """An empty graph of that target."""
+    if target == "host":
+        from eagle.aio.host_graph import HostGraph
+
+        return HostGraph(name)
+    from eagle.aio.cuda_graph import CudaGraph
+
+    return CudaGraph(name)
 
 
 def blame(error: BaseException, text: str) -> None:

@@ -19,13 +19,14 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from eagle.errors import LoopRunning, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = (
     "Hook",
@@ -33,6 +34,7 @@ __all__ = (
     "Parked",
     "ParkedTask",
     "ParkedThread",
+    "driving",
     "loop_runs_here",
     "mailbox",
     "nap_after",
@@ -238,17 +240,28 @@ class _TrioMailbox(Mailbox):
 
 
 class _Thread(threading.local):
-    """The mailboxes of the loops that this thread ran last."""
+    """The mailboxes of the loops that this thread ran last, and whether it drives a coroutine without any."""
 
     asyncio: _AsyncioMailbox | None = None
     trio: _TrioMailbox | None = None
+    driving = False
 
 
 _here = _Thread()
 
 
-def mailbox() -> Mailbox:
-    """The mailbox of the event loop that runs the calling task.
+@contextmanager
+def driving() -> Iterator[None]:
+    """In this block a coroutine is driven without an event loop: what it awaits blocks this thread."""
+    before, _here.driving = _here.driving, True
+    try:
+        yield
+    finally:
+        _here.driving = before
+
+
+def mailbox() -> Mailbox | None:
+    """The mailbox of the event loop that runs the calling task; None while this thread is `driving` without a loop.
 
     Raises:
         StateError: No loop that eagle knows runs in this thread.
@@ -262,6 +275,8 @@ def mailbox() -> Mailbox:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
+        if _here.driving:
+            return None
         raise StateError(
             "a Completion was awaited where no event loop of asyncio or trio runs; await it in a task of one of them, "
             "or call its wait()"

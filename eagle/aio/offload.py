@@ -1,0 +1,88 @@
+"""Blocking functions run off the event loop, so that the loop lives meanwhile."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from eagle.aio import workers
+from eagle.aio.completion import Completion, leave_when_done
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("off_loop", "on_the_callers_stream")
+
+A = ParamSpec("A")
+T = TypeVar("T")
+
+
+async def off_loop(fn: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> T:
+    """Call a blocking function on a worker thread, in a copy of the caller's context variables.
+
+    Args:
+        fn: The function.
+        *args: Its arguments.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        What it returned.
+
+    Raises:
+        Exception: What it raised.
+        StateError: The interpreter is exiting, or no thread could be started.
+
+    Cancellation: the function runs to its end first, also when a native ``task.cancel()`` comes twice.
+    """
+    returned: list[T] = []
+    completion = Completion(returned, name=getattr(fn, "__qualname__", None))
+    context = copy_context()
+
+    def call() -> None:
+        error: BaseException | None = None
+        try:
+            returned.append(context.run(fn, *args, **kwargs))
+        except BaseException as caught:
+            error = caught
+        completion.settle(error)
+
+    workers.start(call)
+    return (await leave_when_done(completion)).pop()
+
+
+def on_the_callers_stream(fn: Callable[[], T]) -> Callable[[], T]:
+    """Bind a function to the CuPy device and stream that are current now, for a call in another thread.
+
+    CuPy keeps both for each thread: without this, work would go to the worker's default stream, unordered with the
+    caller's. Costs nothing while CuPy is not loaded.
+    """
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is None:
+        return fn
+    from eagle.kernels.device import unusable_reason
+
+    if unusable_reason() is not None:
+        return fn
+    device, stream = cupy.cuda.Device(), cupy.cuda.get_current_stream()
+
+    def call() -> T:
+        with ExitStack() as stack:
+            stack.enter_context(device)
+            stack.enter_context(stream)
+            return fn()
+
+    return call
+
+
+async def deploy(
+    plugin: Any, *, targets: Any = None, cache_dir: Any = None, scalar_type: Any = None, **plan_kw: Any
+) -> Any:
+    """Build a kernel into a plan off the event loop: the coroutine form of `eagle.deploy`, with its parameters.
+
+    Cancellation: the build runs to its end first; the next call finds it in the cache.
+    """
+    from eagle.kernels.deploy import deploy as build
+
+    return await off_loop(build, plugin, targets=targets, cache_dir=cache_dir, scalar_type=scalar_type, **plan_kw)
