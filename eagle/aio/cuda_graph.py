@@ -185,7 +185,7 @@ class CudaGraph(AbstractGraph):
         seed = self._seeds.get(device)
         if seed is None:
             seed = self._seeds[device] = pool_of(device).take()
-            weakref.finalize(self, pool_of(device).give, seed)
+            weakref.finalize(self, pool_of(device).give, seed).atexit = False
         return seed
 
     def _wait_for(self, seeds: Sequence[object]) -> list[Any]:
@@ -205,7 +205,7 @@ class CudaGraph(AbstractGraph):
         return words
 
     def _wait_for_host(self, seed: Completion[Any]) -> Any:
-        """Hold the stream until host work has ended: the device watches a word, and whoever settles the work sets it."""
+        """Hold the stream until host work has ended: the device watches a word that whoever settles the work sets."""
         memory = self._cupy.cuda.alloc_pinned_memory(4)
         word = np.frombuffer(memory, np.uint32, 1)
         word[0] = 0
@@ -242,8 +242,8 @@ class CudaGraph(AbstractGraph):
             )
         if not self.is_toggleable(owner):
             raise NonToggleableMemberError(
-                f"node {node:#x} of pipeline {self.name!r} belongs to {self._members[owner]}, which is guarded or holds "
-                "other nodes than kernels, copies and fills; it cannot be switched",
+                f"node {node:#x} of pipeline {self.name!r} belongs to {self._members[owner]}, which is guarded or "
+                "holds other nodes than kernels, copies and fills; it cannot be switched",
                 node,
             )
         with self._lock, self._on_device():
