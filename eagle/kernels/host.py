@@ -41,15 +41,13 @@ class HostKernel:
 
     Attributes:
         entry: Runs one launch of the range [base, base + count).
-        run: Runs the range until every sample in it has finished or its ``fused_steps`` budget is spent; None unless
-            the kernel is automatic and walks no active-set map.
-        tile: Samples of one tile of the fused side, 0 when it is not tiled.
+        run: Runs the range until every sample in it has finished or its ``fused_steps`` budget is spent; None where hawk
+            emitted none (fixed kernels, active sets, shared tables).
         library: Keeps the mapping alive.
     """
 
     entry: Entry
     run: Entry | None
-    tile: int
     library: ctypes.CDLL
 
 
@@ -120,19 +118,18 @@ def _map(content: bytes, where: str) -> ctypes.CDLL:
         os.unlink(name)
 
 
-def _symbol(library: ctypes.CDLL, name: str, where: str) -> int:
+def _optional_symbol(library: ctypes.CDLL, name: str) -> int | None:
     try:
-        symbol = ctypes.c_char.in_dll(library, name)
-    except ValueError as error:
-        raise ArtifactError(f"{where} exports no symbol {name!r}; it is no host artifact of hawk, rebuild it") from error
-    return ctypes.addressof(symbol)
-
-
-def _word(library: ctypes.CDLL, name: str) -> int:
-    try:
-        return int(ctypes.c_int64.in_dll(library, name).value)
+        return ctypes.addressof(ctypes.c_char.in_dll(library, name))
     except ValueError:
-        return 0
+        return None
+
+
+def _symbol(library: ctypes.CDLL, name: str, where: str) -> int:
+    address = _optional_symbol(library, name)
+    if address is None:
+        raise ArtifactError(f"{where} exports no symbol {name!r}; it is no host artifact of hawk, rebuild it")
+    return address
 
 
 def load_host_kernel(unit: Unit, sidecar: Sidecar, artifact: Path) -> HostKernel:
@@ -161,8 +158,8 @@ def load_host_kernel(unit: Unit, sidecar: Sidecar, artifact: Path) -> HostKernel
         sizes = (ctypes.c_uint64 * 5).from_address(_symbol(library, "eagle_layout_sizes", where))
         check_layout(tag, list(sizes), name=where)
         entry = _PROTOTYPE(_symbol(library, name, where))
-        automatic = sidecar.finish is not None and sidecar.finish.steps == "auto" and not sidecar.active_set
-        run = _PROTOTYPE(_symbol(library, f"{name}_run", where)) if automatic else None
-        kernel = HostKernel(entry, run, _word(library, f"{name}_tile"), library)
+        run_address = _optional_symbol(library, f"{name}_run")
+        run = None if run_address is None else _PROTOTYPE(run_address)
+        kernel = HostKernel(entry, run, library)
         _loaded[key] = kernel
         return kernel
