@@ -149,7 +149,8 @@ class CudaGraph(AbstractGraph):
                 stop=work.stop,
             )
             self.issued(completion)
-        counters.issued()
+        if n:
+            counters.issued()
         return completion
 
     def _call_pre_launch(self, pre_launch: Callable[[], object]) -> None:
@@ -301,6 +302,8 @@ class _Issued:
         """The work has ended, well or not; the event may serve another."""
         graph = self._graph
         pool_of(graph.device).give(event)
+        if not self._n:
+            return
         failed = has_failed(graph.device)
         counters.finished("failed" if failed else "cancelled" if self._stopped else "done")
         if self._began_ns and tracing.active:

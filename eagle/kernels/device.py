@@ -12,6 +12,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 from eagle.errors import BackendUnavailable, DeviceFault
@@ -121,6 +122,8 @@ def _probe() -> str | None:
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
             return f"CuPy is not installed; {INSTALL}"
         return f"CuPy cannot be imported ({type(error).__name__}: {error}); repair it with {INSTALL}"
+    if not _has_cuda_core():
+        return f"CuPy is installed but cuda-core is not; {INSTALL}"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:
@@ -128,6 +131,13 @@ def _probe() -> str | None:
     if count == 0:
         return "the CUDA driver shows no device; see nvidia-smi and CUDA_VISIBLE_DEVICES"
     return None
+
+
+def _has_cuda_core() -> bool:
+    try:
+        return find_spec("cuda.core") is not None
+    except ModuleNotFoundError:  # no "cuda" namespace at all
+        return False
 
 
 def unusable_reason() -> str | None:

@@ -30,6 +30,7 @@ def fake_cupy(count):
     runtime = types.SimpleNamespace(getDeviceCount=get_count, CUDARuntimeError=CUDARuntimeError)
     cupy.cuda = types.SimpleNamespace(runtime=runtime)
     sys.modules["cupy"] = cupy
+    device._has_cuda_core = lambda: True
     return cupy
 
 from eagle.errors import BackendUnavailable, DeviceFault
@@ -50,6 +51,18 @@ except BackendUnavailable as error:
     assert str(error) == reason
 else:
     raise AssertionError
+"""
+    ).check()
+
+
+def test_cupy_without_cuda_core_is_not_enough() -> None:
+    run_script(
+        FAKE
+        + """
+fake_cupy(1)
+device._has_cuda_core = lambda: False
+reason = device.unusable_reason()
+assert "cuda-core" in reason and "pip install" in reason, reason
 """
     ).check()
 
