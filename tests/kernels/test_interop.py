@@ -237,7 +237,7 @@ def test_a_read_only_result_is_copied_for_torch(torch: Any) -> None:
 
 
 def test_jax_arrays_are_read_only_views(jax: Any) -> None:
-    x = jax.numpy.arange(6.0)
+    x = jax.device_put(np.arange(6, dtype=np.float32), jax.devices("cpu")[0])
     adapter = detect(x)
     view = adapter.to_numpy(x)
     assert (adapter.name, adapter.strong, adapter.writable(x)) == ("jax", True, False)
