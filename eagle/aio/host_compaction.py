@@ -7,7 +7,7 @@ between.
 # ruff: noqa: D102 - what each method does is said once, in Compaction
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -90,8 +90,7 @@ class HostCompaction(Compaction):
         idle[live] = False
         source = np.concatenate([live, np.flatnonzero(idle).astype(np.int32)])
         del idle
-        for plane in (self.mask, *planes, self.perm):
-            _take_rows(plane, source)
+        _take_rows((self.mask, *planes, self.perm), source)
         self.inv[self.perm[:extent]] = np.arange(extent, dtype=np.int32)
         self.map[:extent] = np.arange(extent, dtype=np.int32)
         self.words[Word.SPAN] = count
@@ -101,8 +100,7 @@ class HostCompaction(Compaction):
 
     def restore(self, planes: Sequence[np.ndarray]) -> None:
         if self.words[Word.MOVED]:
-            for plane in (self.mask, *planes):
-                _take_rows(plane, self.inv)
+            _take_rows((self.mask, *planes), self.inv)
             self._start_order()
         self.words[Word.SPAN] = self.n
         self.words[Word.FIRE] = self.words[Word.MOVED] = 0
@@ -139,9 +137,14 @@ class HostCompaction(Compaction):
         self.words[Word.COUNT] = self.words[Word.SPAN] = self.words[Word.SIZE] = self.n
 
 
-def _take_rows(plane: Any, source: np.ndarray) -> None:
-    """``row[:k] = row[source]`` for every row of a plane, k = source.size."""
-    if not source.size:
+def _take_rows(planes: Sequence[np.ndarray], source: np.ndarray) -> None:
+    """``row[:k] = row[source]`` for every row of the planes, k = source.size."""
+    size = source.size
+    if not size:
         return
-    for row in plane.reshape(-1, plane.shape[-1]):
-        row[: source.size] = np.take(row, source, mode="clip")
+    scratch = np.empty(size * max(plane.itemsize for plane in planes), np.uint8)  # one for all: fresh pages cost most
+    for plane in planes:
+        taken = scratch[: size * plane.itemsize].view(plane.dtype)
+        for row in plane.reshape(-1, plane.shape[-1]):
+            np.take(row, source, out=taken, mode="clip")
+            row[:size] = taken
