@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,6 +132,7 @@ class BoundLoop:
         self.bound = tuple(BoundPlan(plan, planes, self._words(plan), plan.side(residency)) for plan in step.plans)
         self.loop = self._repeat(max_steps)
         self.watchers = Watchers()
+        self._spare_calls: list[Calls] = []
         self.running: Any = None
         self.compactions = 0
         self._reorders_before = 0
@@ -204,17 +206,37 @@ class BoundLoop:
 
     # ---- a host run's side ---------------------------------------------------------------------------------------
 
-    def calls(self) -> Calls:
-        """A set of entries and argument arrays for one thread."""
+    def calls(self, planes: Planes | None = None, mask: Any = None) -> Calls:
+        """A set of entries and argument arrays for one thread.
+
+        Args:
+            planes: Planes to run on instead of the bound ones.
+            mask: Their mask.
+        """
         word = None if self.fused_steps is None else np.ones(1, np.int64)
-        own = {} if word is None else {FUSED_STEPS: word}
+        own: dict[str, Any] = {} if word is None else {FUSED_STEPS: word}
+        if mask is not None:
+            own[self.step.mask] = mask
         blocks = [
-            plan.block(**{name: array for name, array in own.items() if name in plan.words}) for plan in self.bound
+            plan.block(planes, **{name: array for name, array in own.items() if name in plan.words})
+            for plan in self.bound
         ]
         single = [(plan.host.entry, block.address) for plan, block in zip(self.bound, blocks, strict=True)]
         runs = self.bound[0].host.run if self.auto else None
         fused = None if runs is None else [(runs, blocks[0].address)]
-        return Calls(fused, single, word if self.auto else None, (blocks, word))
+        return Calls(fused, single, word if self.auto else None, (blocks, word, planes))
+
+    @contextlib.contextmanager
+    def borrowed_calls(self) -> Iterator[Calls]:
+        """One thread's calls for a while; made only when no other thread has left a set behind."""
+        try:
+            calls = self._spare_calls.pop()
+        except IndexError:
+            calls = self.calls()
+        try:
+            yield calls
+        finally:
+            self._spare_calls.append(calls)
 
     def begin(self) -> None:
         """Set the per-run counts; called before a run is started."""

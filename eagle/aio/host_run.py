@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 
 from eagle.aio import counters
 from eagle.aio.completion import Completion
+from eagle.aio.packing import MIN_SAMPLES, PACK_BELOW, PackedRange, packable
 from eagle.aio.pacing import NS_PER_OP, STEP_NS, Pacing
 from eagle.aio.progress import Meter
 from eagle.aio.report import RunReport
@@ -26,9 +29,10 @@ if TYPE_CHECKING:
 
 SLICE_NS = 5_000_000  # half the promised 10 ms: a call that is mispredicted by a factor of two still keeps the promise
 _PUBLISH_NS = 20_000_000
-_CACHE_BYTES = 256 * 1024  # a share of a core's second-level cache that a range's planes may fill
+_CACHE_BYTES = 512 * 1024  # a share of a core's second-level cache that a range's planes may fill
 _MIN_RANGE = 256  # hawk's tile: smaller ranges leave vector lanes empty
 _MAX_RANGE = 16_384
+_BALANCE_FROM = 4096
 
 
 @dataclass(slots=True)
@@ -41,6 +45,7 @@ class Range:
     steps: int = 0
     launches: int = 0
     last_k: int = 1
+    packed: PackedRange | None = None
     by_k: dict[int, int] = field(default_factory=dict)
 
     def note(self, k: int) -> None:
@@ -60,10 +65,9 @@ def cut(n: int, threads: int, bytes_per_sample: int, ops: int) -> Iterator[tuple
         bytes_per_sample: Bytes of all planes of one sample.
         ops: Operations of one step of one sample; one step of a range must stay far below a slice.
     """
-    size = min(_CACHE_BYTES // max(bytes_per_sample, 1), int(STEP_NS / (ops * NS_PER_OP)), -(-n // (4 * threads)), _MAX_RANGE)
-    size = max(_MIN_RANGE, size // _MIN_RANGE * _MIN_RANGE)
-    if threads == 1 and n <= 2 * size:
-        size = max(n, 1)
+    share = 1 if n < threads * _BALANCE_FROM else 4  # a small batch is over before uneven ranges could even out
+    size = min(_CACHE_BYTES // max(bytes_per_sample, 1), int(STEP_NS / (ops * NS_PER_OP)), -(-n // (share * threads)))
+    size = min(max(_MIN_RANGE, -(-size // _MIN_RANGE) * _MIN_RANGE), _MAX_RANGE)
     for base in range(0, n, size):
         yield base, min(size, n - base)
 
@@ -86,7 +90,6 @@ class HostRun(Job[Range]):
         loop.begin()
         loop.planes.take_in()
         self.already = loop.sync_counter()
-        self._spare: list[Calls] = []
         self._meter = Meter(loop.n, self.already)
         self._taken = 0
         self._published_at = 0
@@ -111,6 +114,7 @@ class HostRun(Job[Range]):
     def end(self, error: BaseException | None) -> None:
         """Leave arrays, mask and counters agreeing, and settle."""
         try:
+            self.settle_planes()
             self.report = self.result()
             self.loop.leave()
             self.loop.watchers.end(self._meter.read(self.report.finished, self._taken))
@@ -119,6 +123,9 @@ class HostRun(Job[Range]):
         counters.finished("failed" if error else "cancelled" if self.stopping else "done")
         self.loop.running = None
         self.completion.settle(error)
+
+    def settle_planes(self) -> None:
+        """Leave every sample's state in its own place."""
 
     def longest(self) -> Range:
         """The range that took most steps: what the report tells."""
@@ -157,17 +164,6 @@ class HostRun(Job[Range]):
         with self._lock:
             self._taken += samples * steps
 
-    def borrow(self) -> Calls:
-        """One thread's entries and argument arrays, made when no other thread has left a set behind."""
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return self.loop.calls()
-
-    def give_back(self, calls: Calls) -> None:
-        """Leave a set for the next piece."""
-        self._spare.append(calls)
-
 
 class RangesRun(HostRun):
     """Every range by itself until its samples have finished or the cap is reached."""
@@ -176,6 +172,7 @@ class RangesRun(HostRun):
         super().__init__(loop, max_steps, threads)
         self._pacing = pacing
         self._ranges: list[Range] = []
+        self._packs = packable(loop)
 
     def turn(self) -> Iterable[Range]:
         """All ranges once; then the run is over."""
@@ -192,26 +189,20 @@ class RangesRun(HostRun):
 
     def advance(self, piece: Range) -> bool:
         """Run the range until it is finished, the cap is reached, or the slice is over."""
-        calls = self.borrow()
-        try:
+        with self.loop.borrowed_calls() as calls:
             return self._advance(piece, calls)
-        finally:
-            self.give_back(calls)
 
     def _advance(self, piece: Range, calls: Calls) -> bool:
-        n, pacing = self.loop.n, self._pacing
-        mask = self.loop.mask[piece.base : piece.base + piece.count]
+        loop, pacing = self.loop, self._pacing
         began = perf_counter_ns()
         until = began + SLICE_NS
-        if self.already and piece.launches == 0 and mask.all():
+        if self.already and piece.launches == 0 and loop.mask[piece.base : piece.base + piece.count].all():
             return True
         while True:
-            k = min(piece.k, self.max_steps - piece.steps) if self.loop.auto else piece.k
-            for entry, address in calls.of(k):
-                entry(address, piece.base, piece.count, n)
-            piece.note(k)
-            self.took(piece.count, k)
-            if piece.steps >= self.max_steps or mask.all():
+            k = min(piece.k, self.max_steps - piece.steps) if loop.auto else piece.k
+            live = self._launch(piece, calls, k)
+            if live == 0 or piece.steps >= self.max_steps:
+                self._unpack(piece)
                 return True
             now = perf_counter_ns()
             piece.k = pacing.next(k, piece.launches, now - began)
@@ -221,6 +212,37 @@ class RangesRun(HostRun):
             if now > until:
                 self.publish()
                 return False
+
+    def _launch(self, piece: Range, calls: Calls, k: int) -> int:
+        """One launch of the range, packed where that pays; returns the samples still live."""
+        packed, n = piece.packed, self.loop.n
+        if packed is None:
+            base, count, mask = piece.base, piece.count, self.loop.mask[piece.base : piece.base + piece.count]
+        else:
+            base, count, mask, calls, n = 0, packed.count, packed.mask, packed.calls, packed.count
+        for entry, address in calls.of(k):
+            entry(address, base, count, n)
+        piece.note(k)
+        self.took(count, k)
+        live = count - int(np.count_nonzero(mask))
+        if not self._packs or count < MIN_SAMPLES or live > PACK_BELOW * count or live == 0:
+            return live
+        if packed is None:
+            piece.packed = PackedRange(self.loop, np.flatnonzero(~mask) + base)
+        else:
+            packed.shrink()
+        return live
+
+    def settle_planes(self) -> None:
+        """Put packed samples back where they belong."""
+        for piece in self._ranges:
+            self._unpack(piece)
+
+    @staticmethod
+    def _unpack(piece: Range) -> None:
+        packed, piece.packed = piece.packed, None
+        if packed is not None:
+            packed.put_back()
 
 
 class RoundsRun(HostRun):
@@ -275,19 +297,17 @@ class RoundsRun(HostRun):
 
     def advance(self, piece: Range) -> bool:
         """One range's launches of this round; False at the end of a slice between two of them."""
-        calls, n = self.borrow(), self.loop.n
+        n = self.loop.n
         launches = 1 if self.loop.auto else self.loop.launches_per_compaction
         until = perf_counter_ns() + SLICE_NS
-        try:
+        with self.loop.borrowed_calls() as calls:
             while piece.launches < launches:
                 for entry, address in calls.of(piece.k if self.loop.auto else 1):
                     entry(address, piece.base, piece.count, n)
                 piece.launches += 1
                 if perf_counter_ns() > until:
                     break
-            return piece.launches >= launches
-        finally:
-            self.give_back(calls)
+        return piece.launches >= launches
 
 
 def host_run(loop: BoundLoop, max_steps: int, policy: str, threads: int | None) -> HostRun:

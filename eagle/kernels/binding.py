@@ -88,9 +88,9 @@ class BoundPlan:
     def __repr__(self) -> str:
         return f"<BoundPlan {self.sidecar.name!r}, n={self.n}>"
 
-    def block(self, **words: Any) -> ParamBlock:
-        """The host entry's argument array, with some of the loop's planes replaced (one set per thread)."""
-        return ParamBlock(struct_values(self.sidecar, self.planes, {**self.words, **words}))
+    def block(self, planes: Planes | None = None, **words: Any) -> ParamBlock:
+        """The host entry's argument array, with planes or some of the loop's words replaced (one set per thread)."""
+        return ParamBlock(struct_values(self.sidecar, planes or self.planes, {**self.words, **words}))
 
     @property
     def host(self) -> HostKernel:

@@ -43,11 +43,13 @@ class HostKernel:
         entry: Runs one launch of the range [base, base + count).
         run: Runs the range until every sample in it has finished or its ``fused_steps`` budget is spent; None where hawk
             emitted none (fixed kernels, active sets, shared tables).
+        vector_math: Whether the code calls vector math of the C library, whose lanes may round differently.
         library: Keeps the mapping alive.
     """
 
     entry: Entry
     run: Entry | None
+    vector_math: bool
     library: ctypes.CDLL
 
 
@@ -160,6 +162,6 @@ def load_host_kernel(unit: Unit, sidecar: Sidecar, artifact: Path) -> HostKernel
         entry = _PROTOTYPE(_symbol(library, name, where))
         run_address = _optional_symbol(library, f"{name}_run")
         run = None if run_address is None else _PROTOTYPE(run_address)
-        kernel = HostKernel(entry, run, library)
+        kernel = HostKernel(entry, run, b"_ZGV" in content, library)
         _loaded[key] = kernel
         return kernel

@@ -160,7 +160,7 @@ class Team:
 
     def _offer(self, job: Job[Any], besides_caller: bool = False) -> None:
         """Let threads of the team take pieces of ``job``, when it has room for one more than the caller."""
-        spare = job.width - int(besides_caller)
+        spare = min(job.width, job.waiting) - int(besides_caller)
         if job.queued or spare < 1 or not job.has_room():
             return
         with self._condition:
@@ -171,10 +171,9 @@ class Team:
                 return
             job.queued = True
             self._jobs.append(job)
-            wanted = min(spare, job.waiting)
-            self._condition.notify(wanted)
+            self._condition.notify(spare)
             self._limit = max(self._limit, min(job.width, MAX_THREADS))
-            for _ in range(min(wanted - self._idle, self._limit - self._threads)):
+            for _ in range(min(spare - self._idle, self._limit - self._threads)):
                 self._threads += 1
                 threading.Thread(target=self._serve, name="eagle-team", daemon=True).start()
 
