@@ -6,7 +6,9 @@ The public names are those of `eagle` itself, bound on first use, and the corout
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import eagle
@@ -34,3 +36,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Names(ModuleType):
+    """A package in which the function `simulation` keeps its name although a module of that name is loaded."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and name in __all__:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Names

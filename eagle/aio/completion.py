@@ -41,7 +41,7 @@ from eagle.errors import StateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-__all__ = ("Completion", "Source", "drive", "leave_when_done", "wait_to_end")
+__all__ = ("Completion", "Source", "drained", "drive", "leave_when_done", "wait_to_end")
 
 T = TypeVar("T")
 
@@ -340,7 +340,7 @@ async def leave_when_done(completion: Completion[T], stop: Callable[[], None] | 
     except BaseException:
         if not completion.done():
             (stop or completion.stop)()
-            await _drained(completion)
+            await drained(completion)
         raise
 
 
@@ -406,8 +406,8 @@ async def _taking_turns(completion: Completion[Any], box: Mailbox) -> bool:
         box.spinning -= 1
 
 
-async def _drained(completion: Completion[Any]) -> None:
-    """Wait for the end whatever cancels; an interrupt that comes meanwhile is raised at the end."""
+async def drained(completion: Completion[Any]) -> None:
+    """Wait for the end, well or not, whatever cancels; an interrupt that comes meanwhile is raised at the end."""
     interrupt: KeyboardInterrupt | None = None
     with anyio.CancelScope(shield=True) if mailbox() else nullcontext():
         while not completion.done():

@@ -40,6 +40,10 @@ class StopWord:
     def __init__(self) -> None:
         self.asked = False
 
+    def ask(self) -> None:
+        """Have the loops end."""
+        self.asked = True
+
 
 # The word of the work that runs now, also for loops that a step calls itself. On the device the graph has its own.
 stop_word: ContextVar[StopWord | None] = ContextVar("eagle_stop_word", default=None)

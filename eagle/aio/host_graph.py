@@ -75,7 +75,8 @@ class HostGraph(AbstractGraph):
     ) -> Completion[T]:
         """Put `n` replays into the queue."""
         work = _Work(self, n, pre_launch, self._active)
-        completion = Completion(result, name=self.name, stop=work.stop)
+        # To stop is to drop the replays not begun and to end loops before their next iteration.
+        completion = Completion(result, name=self.name, stop=work.word.ask)
         work.completion = completion
         counters.issued()
         try:
@@ -163,7 +164,7 @@ class HostGraph(AbstractGraph):
 class _Work:
     """One `issue`: what its thread runs."""
 
-    __slots__ = ("_active", "_context", "_graph", "_n", "_pre_launch", "_queued_ns", "_word", "completion")
+    __slots__ = ("_active", "_context", "_graph", "_n", "_pre_launch", "_queued_ns", "completion", "word")
 
     def __init__(
         self, graph: HostGraph, n: int, pre_launch: Callable[[], object] | None, active: tuple[Stage, ...]
@@ -174,12 +175,8 @@ class _Work:
         self._pre_launch = pre_launch
         self._active = active
         self._context = copy_context()
-        self._word = StopWord()
+        self.word = StopWord()
         self._queued_ns = tracing.now_ns() if tracing.active else 0
-
-    def stop(self) -> None:
-        """Drop the replays not begun and end loops before their next iteration."""
-        self._word.asked = True
 
     def run(self) -> None:
         """The job of the queue. Raises nothing."""
@@ -191,14 +188,14 @@ class _Work:
             # Without our own frames, which hold the graph: an error kept by the graph would be a cycle.
             error = caught.with_traceback(_beyond_this_file(caught))
             self._graph.failed(error, self.completion)
-        counters.finished("cancelled" if error is None and self._word.asked else counters.outcome_of(error))
+        counters.finished("cancelled" if error is None and self.word.asked else counters.outcome_of(error))
         if tracing.active:
             self._trace(began_ns)
         self.completion.settle(error)
 
     def _replay(self) -> None:
-        stop_word.set(self._word)
-        word, name = self._word, self._graph.name
+        stop_word.set(self.word)
+        word, name = self.word, self._graph.name
         if self._pre_launch is not None and not word.asked:
             try:
                 self._pre_launch()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from eagle.aio import workers
 from eagle.aio.completion import Completion, leave_when_done
+from eagle.aio.guards import StopWord, stop_word
+from eagle.aio.wake import mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,8 @@ T = TypeVar("T")
 async def off_loop(fn: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> T:
     """Call a blocking function on a worker thread, in a copy of the caller's context variables.
 
+    A coroutine that is driven without an event loop calls it in its own thread: there is no loop to keep alive.
+
     Args:
         fn: The function.
         *args: Its arguments.
@@ -34,11 +38,15 @@ async def off_loop(fn: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> 
         Exception: What it raised.
         StateError: The interpreter is exiting, or no thread could be started.
 
-    Cancellation: the function runs to its end first, also when a native ``task.cancel()`` comes twice.
+    Cancellation: the function runs to its end first, also when a native ``task.cancel()`` comes twice; a host loop
+    (`RepeatWhile`) in it, and whatever else looks at `stop_word`, ends early.
     """
+    if mailbox() is None:
+        return fn(*args, **kwargs)
     returned: list[T] = []
-    completion = Completion(returned, name=getattr(fn, "__qualname__", None))
-    context = copy_context()
+    word, context = StopWord(), copy_context()
+    context.run(stop_word.set, word)
+    completion = Completion(returned, name=getattr(fn, "__qualname__", None), stop=word.ask)
 
     def call() -> None:
         error: BaseException | None = None

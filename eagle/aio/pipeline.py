@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from eagle.aio.target import AbstractGraph, Stage, Target
 
-__all__ = ("GraphPipeline", "MemberHandle", "check_hook", "check_step")
+__all__ = ("GraphPipeline", "MemberHandle", "check_hook", "check_replays", "check_step")
 
 P = TypeVar("P", bound="GraphPipeline")
 
@@ -219,7 +219,7 @@ class GraphPipeline:
             ValueError: `n` is negative.
             DeviceFault: The device has failed before.
         """
-        n = _replays(n)
+        n = check_replays(n)
         if pre_launch is not None:
             check_hook(pre_launch)
         seeds = None if seed_events is None else self._checked_seeds(seed_events)
@@ -482,7 +482,13 @@ def _holds_loop(step: object) -> bool:
     return isinstance(step, RepeatWhile) or (isinstance(step, Skippable) and _holds_loop(step.step))
 
 
-def _replays(n: object) -> int:
+def check_replays(n: object) -> int:
+    """The number of replays as an int.
+
+    Raises:
+        TypeError: `n` is no int.
+        ValueError: It is negative.
+    """
     if type(n) is int and n >= 0:
         return n
     count = None if isinstance(n, bool) else getattr(n, "__index__", None)
