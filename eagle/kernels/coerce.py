@@ -87,11 +87,11 @@ def coerce(
         what: The call, for error messages.
     """
     check_names(args, kw, what=what)
+    _check_missing(args, kw, what)
     carriers = [arg for arg in args if arg.role not in ("nsamples", "uniform", "out")]
     arrays = {a.name for a in carriers if a.name in kw and kw[a.name] is not None and not _is_number(kw[a.name])}
     if n is None and not any(a.name in arrays and (a.per_sample or a.role.startswith("wide")) for a in carriers):
         raise TypeError(f"{what}: no argument carries the number of samples; pass at least one per-sample plane")
-    _check_missing(args, kw, what)
     require_cupy()
     values: dict[str, Any] = {arg.name: number_of(arg, kw[arg.name]) for arg in args if arg.role == "uniform"}
     for arg in carriers:

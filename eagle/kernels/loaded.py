@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from eagle.errors import ArtifactError
 from eagle.kernels.coerce import coerce
 from eagle.kernels.device import is_cupy, require_cupy
+from eagle.kernels.device_image import read_artifact
 from eagle.kernels.interop import detect, origin_adapter, to_cupy
 from eagle.kernels.launch import issue, launch_bound, written
-from eagle.kernels.module import LEGACY_ENTRY, DeviceModule, read_artifact
+from eagle.kernels.module import LEGACY_ENTRY, DeviceModule
 from eagle.kernels.sidecar import Sidecar, read_sidecar
 
 if TYPE_CHECKING:

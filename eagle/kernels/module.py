@@ -6,7 +6,7 @@ Loading an artifact runs its code sooner or later: load only what you would also
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +14,7 @@ from eagle.errors import AbiMismatch, ArtifactError
 from eagle.kernels.abi import check_layout
 from eagle.kernels.device import check_device, fault_from, require_cupy
 from eagle.kernels.device_call import attribute, cuda_driver
-from eagle.kernels.unit import STAMP, read_unit
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from eagle.kernels.device_image import check_image
 
 LEGACY_ENTRY = "raptor_kernel"
 _TAG, _SIZES = "eagle_abi_tag", "eagle_layout_sizes"
@@ -32,9 +29,13 @@ class DeviceModule:
         content: The artifact's bytes.
         name: The artifact, for error messages.
         abi: The ABI tag its sidecar declares; what the artifact itself exports must agree.
+
+    Raises:
+        ArtifactError: The bytes are no complete device image.
     """
 
     def __init__(self, content: bytes, *, name: str, abi: str) -> None:
+        check_image(content, name)
         # The driver reads PTX up to a NUL; the binary formats carry their own length.
         self._content = content if content.endswith(b"\0") else content + b"\0"
         self._loaded: dict[int, Any] = {}
@@ -117,18 +118,3 @@ def _global(module: Any, symbol: str, name: str) -> bytes:
     content = np.empty(int(size), np.uint8)
     require_cupy().cuda.runtime.memcpy(content.ctypes.data, int(address), int(size), _DEVICE_TO_HOST)
     return content.tobytes()
-
-
-def read_artifact(path: Path) -> bytes:
-    """The bytes of an artifact file; in a stamped unit they are checked against their digest.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ArtifactError: It is empty, or its unit has changed since it was built.
-    """
-    content = path.read_bytes()
-    if not content:
-        raise ArtifactError(f"{path} is empty; rebuild the unit")
-    if (path.parent / STAMP).exists():
-        return read_unit(path.parent).read(path)
-    return content

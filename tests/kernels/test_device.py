@@ -179,7 +179,7 @@ def test_the_devices_own_figures() -> None:
     assert props.peak_flops_dp == pytest.approx(props.peak_flops_sp * props.fp64_ratio)
     for dtype in ("float32", "float64"):
         assert 0.1 < props.ridge_flops_per_byte(dtype) < 1000
-    assert all(getattr(props, field.name) for field in dataclasses.fields(props))
+    assert all(getattr(props, field.name) for field in dataclasses.fields(props) if field.name != "cc_minor")
     assert props == device.device_props()
 
 

@@ -88,11 +88,17 @@ def test_planes_of_different_lengths_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("given", "word"),
-    [({}, "number of samples"), ({"v": np.zeros((2, 3))}, "'m'"), ({"v": 1.0, "k": 2.0}, "number of samples")],
+    [({}, "'m'"), ({"m": np.zeros((4, 3)), "v": np.zeros((2, 3))}, "'weight'"), ({"m": 1.0}, "'m' is a number")],
 )
 def test_what_is_missing_is_named_before_a_device_is_asked_for(given: dict[str, Any], word: str) -> None:
     with pytest.raises(TypeError, match=word):
         coerce(mixed_args(), given, what="mixed")
+
+
+def test_something_must_carry_the_number_of_samples() -> None:
+    args = describe_args([("mutable", "x"), ("uniform", "k")], mutables=["x"])
+    with pytest.raises(TypeError, match="number of samples"):
+        coerce(args, {"x": 1.0, "k": 2.0}, what="fill")
 
 
 @pytest.mark.parametrize(
