@@ -144,7 +144,7 @@ async def test_the_iterator_gives_monotone_values_and_the_end() -> None:
     assert all(now.eta_s >= 0.0 and now.samples_per_s >= 0.0 and now.n == n for now in seen)
     last = seen[-1]
     assert (last.finished, last.eta_s) == (n, 0.0)
-    assert n * steps <= last.steps <= n * (steps + 64)  # a sample counts to the end of its last launch
+    assert n * steps <= last.steps <= n * 30_000  # a sample counts to the end of its last launch, at most to the cap
     assert type(last.steps) is int
 
 

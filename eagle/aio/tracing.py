@@ -1,8 +1,10 @@
 """A trace of what ran when, in the trace-event format that Perfetto and chrome://tracing read.
 
-While no trace is on, a hook costs one look at a module variable. Callers write::
+While no trace is on, a hook costs one look at a module variable. Callers write one of::
 
-    if tracing.active:
+    with tracing.timed("host", "wait", simulation="s"):    # one task, awaiting inside
+    with tracing.block("stream 3", "issue"):               # one thread, no await inside; an NVTX range too
+    if tracing.active:                                     # what begins here and ends there
         tracing.span("stream 3", "replay", start_ns, tracing.now_ns(), pipeline="p", task=tracing.task_name())
 
 Tracks are named after what they show: one per stream or queue. The span names in use are ``wait`` (in a queue or for
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-__all__ = ("Recorder", "active", "block", "now_ns", "span", "task_name", "trace")
+__all__ = ("Recorder", "active", "block", "now_ns", "span", "task_name", "timed", "trace")
 
 now_ns = time.perf_counter_ns
 
@@ -172,6 +174,11 @@ def span(track: str, name: str, start_ns: int, end_ns: int, /, **args: object) -
         recorder.span(track, name, start_ns, end_ns, **args)
 
 
+def timed(track: str, name: str, /, **args: object) -> AbstractContextManager[None]:
+    """Record the block as a span with the name of the task that runs it. The block may await; no NVTX range is made."""
+    return _Timed(track, name, args) if active else _NOTHING
+
+
 def block(track: str, name: str, /, **args: object) -> AbstractContextManager[None]:
     """Record the block as a span, and as an NVTX range where a profiler asks for them.
 
@@ -187,24 +194,41 @@ def block(track: str, name: str, /, **args: object) -> AbstractContextManager[No
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-class _Block:
-    """What `block` returns while somebody looks."""
+class _Timed:
+    """What `timed` returns while a trace is on."""
 
-    __slots__ = ("_args", "_name", "_nvtx", "_start_ns", "_track")
+    __slots__ = ("_args", "_name", "_start_ns", "_track")
 
     def __init__(self, track: str, name: str, args: dict[str, object]) -> None:
-        self._track, self._name, self._args = track, name, args
+        self._track, self._name = track, name
+        self._args = {"task": task_name(), **args}
 
     def __enter__(self) -> None:
-        self._nvtx = _nvtx()
-        if self._nvtx is not None:
-            self._nvtx.RangePush(f"{self._track}: {self._name}")
         self._start_ns = now_ns()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._args["error"] = type(error).__name__
         span(self._track, self._name, self._start_ns, now_ns(), **self._args)
+
+
+class _Block(_Timed):
+    """What `block` returns while somebody looks."""
+
+    __slots__ = ("_nvtx",)
+
+    def __enter__(self) -> None:
+        self._nvtx = _nvtx()
+        if self._nvtx is not None:
+            self._nvtx.RangePush(f"{self._track}: {self._name}")
+        super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
         if self._nvtx is not None:
             self._nvtx.RangePop()
 

@@ -45,9 +45,9 @@ def record(name: str = "replay", track: str = "stream 1", length_ns: int = 1000,
 def test_nothing_is_recorded_while_no_trace_is_on() -> None:
     assert tracing.active == ()
     record()
-    with tracing.block("stream 1", "issue"):
+    with tracing.block("stream 1", "issue"), tracing.timed("stream 1", "run"):
         pass
-    assert tracing.block("a", "b") is tracing.block("c", "d")  # no object is made for it
+    assert tracing.timed("a", "b") is tracing.block("c", "d")  # no object is made for it
 
 
 def test_an_empty_trace_is_valid(path: pathlib.Path) -> None:
@@ -233,6 +233,23 @@ async def test_task_names(path: pathlib.Path) -> None:
     assert names == ["sweep 7"]
 
 
+async def test_a_timed_block_may_await_and_names_its_task(path: pathlib.Path) -> None:
+    async def work(k: int) -> None:
+        with tracing.timed("host", "run", k=k):
+            await anyio.sleep(0.001)
+
+    with tracing.trace(path):
+        async with anyio.create_task_group() as group:
+            for k in range(3):
+                group.start_soon(work, k, name=f"study {k}")
+        with anyio.move_on_after(0):
+            await work(3)
+    events = {event["args"]["k"]: event["args"] for event in events_of(path)}
+    assert [events[k]["task"] for k in range(3)] == ["study 0", "study 1", "study 2"]
+    assert events[3]["error"] in ("CancelledError", "Cancelled")
+    assert len({event["tid"] for event in events_of(path)}) >= 2  # they overlapped, so they have lanes of their own
+
+
 def test_the_thread_names_what_no_task_does() -> None:
     names: list[str] = []
     thread = threading.Thread(target=lambda: names.append(tracing.task_name()), name="team-3")
@@ -275,7 +292,7 @@ def test_a_block_is_no_nvtx_range_otherwise(nvtx: Nvtx, path: pathlib.Path, monk
         pass
     assert nvtx.said == []
     (event,) = events_of(path)
-    assert (event["name"], event["args"]) == ("issue", {"k": 1})
+    assert (event["name"], event["args"]["k"]) == ("issue", 1)
 
 
 def test_nvtx_needs_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
