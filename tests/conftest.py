@@ -49,12 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not needs_gpu or os.environ.get("EAGLE_REQUIRE_GPU"):
         return
-    try:
-        from eagle.kernels.device import unusable_reason
-    except ModuleNotFoundError:  # until the device module lands
-
-        def unusable_reason() -> str | None:
-            return "the device half is not written yet"
+    from eagle.kernels.device import unusable_reason
 
     reason = unusable_reason()
     if reason is not None:
