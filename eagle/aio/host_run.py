@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 
-from eagle.aio import counters
 from eagle.aio.completion import Completion
 from eagle.aio.packing import MIN_SAMPLES, PACK_BELOW, PackedRange, packable
 from eagle.aio.pacing import NS_PER_OP, STEP_NS, Pacing
@@ -25,7 +24,7 @@ from eagle.aio.report import RunReport
 from eagle.kernels.team import Job, core_count, team
 
 if TYPE_CHECKING:
-    from eagle.aio.bound_loop import BoundLoop, Calls
+    from eagle.aio.host_loop import Calls, HostLoop
 
 SLICE_NS = 5_000_000  # half the promised 10 ms: a call that is mispredicted by a factor of two still keeps the promise
 _PUBLISH_NS = 20_000_000
@@ -81,7 +80,7 @@ class HostRun(Job[Range]):
         threads: Threads that may work on it, or None for every core.
     """
 
-    def __init__(self, loop: BoundLoop, max_steps: int, threads: int | None) -> None:
+    def __init__(self, loop: HostLoop, max_steps: int, threads: int | None) -> None:
         super().__init__(threads or core_count())
         self.loop = loop
         self.max_steps = max_steps
@@ -90,6 +89,7 @@ class HostRun(Job[Range]):
         loop.begin()
         loop.planes.take_in()
         self.already = loop.sync_counter()
+        self._begun = False
         self._meter = Meter(loop.n, self.already)
         self._taken = 0
         self._published_at = 0
@@ -100,14 +100,22 @@ class HostRun(Job[Range]):
         assert self.report is not None, "a run that settled without an error has a report"
         return self.report
 
-    def begin(self, *, join: bool, waited: bool = False) -> None:
-        """Start; with ``join`` the calling thread works on it too, and it may have ended when this returns.
+    def next(self, *, join: bool) -> Completion[Any] | None:
+        """The next piece of work to wait for: the whole run at first, then None.
 
         Args:
-            join: Whether the calling thread works on it.
-            waited: Whether the run was counted as queued.
+            join: Whether the calling thread works on it too; it may have ended when this returns.
         """
-        counters.issued(waited=waited)
+        if self._begun:
+            return None
+        self._begun = True
+        self._begin(join)
+        return self.completion
+
+    def close(self) -> None:
+        """Nothing is left to do when the completion has settled."""
+
+    def _begin(self, join: bool) -> None:
         self.loop.watchers.begin(self._meter.read(self.already))
         (team().join if join else team().submit)(self)
 
@@ -120,8 +128,6 @@ class HostRun(Job[Range]):
             self.loop.watchers.end(self._meter.read(self.report.finished, self._taken))
         except BaseException as caught:  # the completion must settle whatever happens
             error = error or caught
-        counters.finished("failed" if error else "cancelled" if self.stopping else "done")
-        self.loop.running = None
         self.completion.settle(error)
 
     def settle_planes(self) -> None:
@@ -168,7 +174,7 @@ class HostRun(Job[Range]):
 class RangesRun(HostRun):
     """Every range by itself until its samples have finished or the cap is reached."""
 
-    def __init__(self, loop: BoundLoop, max_steps: int, threads: int | None, pacing: Pacing) -> None:
+    def __init__(self, loop: HostLoop, max_steps: int, threads: int | None, pacing: Pacing) -> None:
         super().__init__(loop, max_steps, threads)
         self._pacing = pacing
         self._ranges: list[Range] = []
@@ -248,7 +254,7 @@ class RangesRun(HostRun):
 class RoundsRun(HostRun):
     """All ranges take one round and meet: then the counters are read, and an active set is compacted."""
 
-    def __init__(self, loop: BoundLoop, max_steps: int, threads: int | None, pacing: Pacing) -> None:
+    def __init__(self, loop: HostLoop, max_steps: int, threads: int | None, pacing: Pacing) -> None:
         super().__init__(loop, max_steps, threads)
         # Without a mask every sample takes every round: a round that only some took would never be made up for.
         self.whole_rounds = not loop.step.guarded
@@ -310,7 +316,7 @@ class RoundsRun(HostRun):
         return piece.launches >= launches
 
 
-def host_run(loop: BoundLoop, max_steps: int, policy: str, threads: int | None) -> HostRun:
+def host_run(loop: HostLoop, max_steps: int, policy: str, threads: int | None) -> HostRun:
     """The run of a loop, in the shape that its kernels allow.
 
     Ranges run by themselves when every kernel touches its own sample only, has a mask, and no active set is walked;

@@ -16,7 +16,7 @@ import numpy as np
 from eagle.kernels.planes import Plane, Planes
 
 if TYPE_CHECKING:
-    from eagle.aio.bound_loop import BoundLoop
+    from eagle.aio.host_loop import HostLoop
 
 PACK_BELOW = 0.5  # share of live lanes; a gather costs about what 40 steps of the same lanes cost
 MIN_SAMPLES = 512  # fewer samples are two tiles, which packing cannot make fewer by much
@@ -32,7 +32,7 @@ class PackedRange:
 
     __slots__ = ("_arrays", "_index", "_loop", "calls", "mask")
 
-    def __init__(self, loop: BoundLoop, index: np.ndarray[Any, Any]) -> None:
+    def __init__(self, loop: HostLoop, index: np.ndarray[Any, Any]) -> None:
         self._loop = loop
         self._index = index
         self._arrays = {
@@ -76,7 +76,7 @@ class PackedRange:
         self._loop.mask[where] = self.mask[slots]
 
 
-def packable(loop: BoundLoop) -> bool:
+def packable(loop: HostLoop) -> bool:
     """Whether a loop's samples may change lanes: one automatic kernel with a range loop, all planes per sample or shared."""
     if not loop.auto or len(loop.bound) != 1 or loop.bound[0].host.run is None or loop.bound[0].host.vector_math:
         return False

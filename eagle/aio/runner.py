@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,7 +13,7 @@ from eagle.aio import counters
 from eagle.aio.bound_loop import BoundLoop
 from eagle.aio.completion import leave_when_done
 from eagle.aio.display import Display
-from eagle.aio.host_run import HostRun, host_run
+from eagle.aio.host_loop import HostLoop
 from eagle.aio.limits import default_limiter
 from eagle.aio.report import RunReport
 from eagle.errors import Busy
@@ -167,7 +168,12 @@ class Runner:
     ) -> None:
         self._max_steps = check_max_steps(max_steps)
         planes, residency = bind_step(step, given, layout=check_layout_word(layout), allocate=allocate)
-        self._loop = BoundLoop(step, planes, residency, max_steps=max_steps, every=every, reorder=reorder)
+        kind: type[BoundLoop] = HostLoop
+        if residency.device is not None:
+            from eagle.aio.device_loop import DeviceLoop
+
+            kind = DeviceLoop
+        self._loop = kind(step, planes, residency, max_steps=max_steps, every=every, reorder=reorder)
         self.options = options
         self.host_policy: str = "auto"
         self.host_threads: int | None = None
@@ -196,7 +202,7 @@ class Runner:
     @property
     def pipeline(self) -> Any:
         """The device `GraphPipeline`, built on the first run; None on the host and before."""
-        return None
+        return self._loop.pipeline
 
     @property
     def active(self) -> ActiveSet | None:
@@ -246,7 +252,7 @@ class Runner:
     @property
     def policy(self) -> dict[str, int] | None:
         """Cells of the automatic loop: k, finished_at_launch, steps_done, max_steps, go; None for a fixed kernel."""
-        return None if self._loop.policy is None else dict(self._loop.policy)
+        return self._loop.policy
 
     # ---- running -------------------------------------------------------------------------------------------------
 
@@ -264,7 +270,7 @@ class Runner:
         mask and counters agree, copied planes are written back, and another `run` continues.
         """
         self.claim()
-        limiter = self.options.limiter or default_limiter("host")
+        limiter = self.options.limiter or default_limiter("host" if self._loop.residency.device is None else "cuda")
         borrower = object()  # not the task, which may hold a token of the same limiter for something else
         counters.queued()
         try:
@@ -276,8 +282,9 @@ class Runner:
             counters.dropped()
             raise
         try:
-            run = self.start(join=False, waited=True)
-            await leave_when_done(run.completion)
+            with counters.running(waited=True), self.started() as run:
+                while (work := run.next(join=False)) is not None:
+                    await leave_when_done(work)
         finally:
             limiter.release_on_behalf_of(borrower)
         return run.reported
@@ -315,26 +322,29 @@ class Runner:
     def stop(self) -> None:
         """Ask the run in progress to end at its next slice; nothing when there is none."""
         run = self._loop.running
-        if isinstance(run, HostRun):
+        if run is not None and run is not self:
             run.stop()
 
-    def start(self, *, join: bool, waited: bool = False) -> HostRun:
-        """Start a claimed run.
+    @contextlib.contextmanager
+    def started(self) -> Iterator[Any]:
+        """A run of the claimed object: the block waits for each piece of work that ``run.next()`` gives.
 
-        Args:
-            join: Whether the calling thread works on it too.
-            waited: Whether the run was counted as queued.
+        However the block ends, planes, mask and counters agree afterwards and the object is free.
         """
         try:
-            run = host_run(self._loop, self._max_steps, self.host_policy, self._threads())
-        except BaseException:
+            run = self._loop.start(
+                max_steps=self._max_steps,
+                host_policy=self.host_policy,
+                threads=self._threads(),
+                priority=self.options.priority,
+            )
+            self._loop.running = run
+            try:
+                yield run
+            finally:
+                run.close()
+        finally:
             self.release()
-            if waited:
-                counters.dropped("failed")
-            raise
-        self._loop.running = run
-        run.begin(join=join, waited=waited)
-        return run
 
     def _threads(self) -> int | None:
         threads = self.host_threads

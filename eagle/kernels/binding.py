@@ -24,10 +24,16 @@ if TYPE_CHECKING:
 TEAM_MIN_SAMPLES = 65_536
 
 
-def own_words(sidecar: Sidecar, n: int, xp: Any) -> dict[str, Any]:
+def own_words(sidecar: Sidecar, n: int, xp: Any, shared: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The loop's own planes of a kernel, as one launch outside any loop needs them.
 
     The counter starts at 0, a launch takes one step, the active set is everybody, no sample has finished.
+
+    Args:
+        sidecar: The kernel.
+        n: Samples.
+        xp: NumPy or CuPy.
+        shared: Planes that are there already, by name; they are taken as they are.
     """
     makers = {
         FINISHED_COUNT: lambda: xp.zeros(1, np.uint32),
@@ -35,8 +41,15 @@ def own_words(sidecar: Sidecar, n: int, xp: Any) -> dict[str, Any]:
         ACTIVE_MAP: lambda: xp.arange(n, dtype=np.int32),
         ACTIVE_COUNT: lambda: xp.full(1, n, np.uint32),
     }
-    words = {arg.name: makers[arg.name]() for arg in sidecar.args if arg.reserved}
-    words.update({arg.name: xp.zeros(n, np.bool_) for arg in sidecar.args if arg.role == "terminated"})
+    shared = shared or {}
+    words: dict[str, Any] = {}
+    for arg in sidecar.args:
+        if arg.name in shared:
+            words[arg.name] = shared[arg.name]
+        elif arg.reserved:
+            words[arg.name] = makers[arg.name]()
+        elif arg.role == "terminated":
+            words[arg.name] = xp.zeros(n, np.bool_)
     return words
 
 

@@ -92,9 +92,8 @@ class Plan:
         residency = residency_of(planes.items())
         given = {name: value for name, value in planes.items() if name not in RESERVED}
         bound = bind_planes(self.sidecar.args, given, xp=residency.xp, extents=self.signature.extents)
-        words = own_words(self.sidecar, bound.n, bound.xp)
+        words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
         words |= {name: self._word(name, planes[name], words[name]) for name in words if name in planes and name in RESERVED}
-        words |= {name: plane.native for name, plane in bound.planes.items() if plane.arg.role == "terminated"}
         return BoundPlan(self, bound, words, self.side(residency))
 
     @staticmethod
@@ -141,8 +140,7 @@ class Plan:
         values = {arg.name: self._converted(arg, given[arg.name], xp) for arg in self.sidecar.args if arg.name in given}
         self._separate(values, xp)
         bound = bind_planes(self.sidecar.args, values, xp=xp, extents=self.signature.extents)
-        words = own_words(self.sidecar, bound.n, bound.xp)
-        words |= {name: plane.native for name, plane in bound.planes.items() if plane.arg.role == "terminated"}
+        words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
         BoundPlan(self, bound, words, self.side(residency)).launch()
         bound.write_back()
         return self._results(bound, given, residency)
@@ -226,3 +224,7 @@ class Plan:
         if len(ordered) == 1:
             return result(ordered[0])
         return {name: result(name) for name in ordered}
+
+
+def _masks(bound: Planes) -> dict[str, Any]:
+    return {name: plane.native for name, plane in bound.planes.items() if plane.arg.role == "terminated"}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from eagle.aio import counters
 from eagle.aio.completion import wait_to_end
 from eagle.aio.display import Display
 from eagle.aio.report import RunReport, SimResult
@@ -46,9 +47,9 @@ class Runner(AsyncRunner):
         except BaseException:
             self.release()
             raise
-        with token, interrupt_deferred(self.stop):
-            run = self.start(join=True)
-            wait_to_end(run.completion)
+        with token, counters.running(), self.started() as run, interrupt_deferred(self.stop):
+            while (work := run.next(join=True)) is not None:
+                wait_to_end(work)
         return run.reported
 
 
