@@ -1,0 +1,222 @@
+"""The poller, with doubles of CUDA events: no GPU is needed to see every fate an event can have."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from eagle.aio import poller
+from eagle.errors import DeviceFault
+from tests.helpers.event_doubles import FakeEvent
+from tests.helpers.steps import until, until_blocking
+
+if TYPE_CHECKING:
+    from eagle.aio.completion import Completion
+
+
+def track(event: Any, name: str = "p", **options: Any) -> Completion[str]:
+    return poller.track("result", event, name=name, **options)
+
+
+class TestAnEvent:
+    @pytest.mark.parametrize("after_s", [0.0, 20e-6, 1e-3, 0.1])
+    async def test_it_is_awaited(self, after_s: float) -> None:
+        with anyio.fail_after(10):
+            assert await track(FakeEvent(after_s=after_s)) == "result"
+
+    async def test_a_short_one_is_noticed_without_the_poller(self) -> None:
+        event = FakeEvent()
+        event.finish()
+        assert await track(event) == "result"
+        assert event.threads == {threading.get_ident()}
+
+    async def test_a_long_one_is_asked_off_the_loop(self) -> None:
+        event = FakeEvent()
+        completion = track(event)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+
+                async def wait() -> None:
+                    await completion
+
+                group.start_soon(wait)
+                await until(lambda: len(event.threads) == 2)
+                event.finish()
+        assert threading.get_ident() in event.threads
+
+    def test_it_is_waited_for(self) -> None:
+        assert track(FakeEvent(after_s=0.02)).wait(10) == "result"
+
+    def test_one_that_never_ends_times_out(self) -> None:
+        event = FakeEvent()
+        completion = track(event)
+        with pytest.raises(TimeoutError):
+            completion.wait(0.02)
+        assert not completion.done()
+        event.finish()
+        assert completion.done()
+
+    def test_callbacks_come_without_a_waiter(self) -> None:
+        called: list[object] = []
+        completion = track(FakeEvent(after_s=0.02))
+        completion.add_done_callback(called.append)
+        until_blocking(lambda: called == [completion])
+
+    def test_nobody_has_to_look(self) -> None:
+        given_back: list[object] = []
+        event = FakeEvent(after_s=0.01)
+        track(event, release=given_back.append)
+        until_blocking(lambda: given_back == [event])
+
+    async def test_it_is_given_back_once(self) -> None:
+        given_back: list[object] = []
+        for _ in range(50):
+            event = FakeEvent(after_s=1e-4)
+            await track(event, release=given_back.append)
+        assert len(given_back) == 50
+        last = FakeEvent(after_s=0.01)
+        track(last, release=given_back.append)  # by then the poller has looked at all of them itself
+        await until(lambda: last in given_back)
+        assert len(given_back) == 51
+
+    async def test_a_pool_that_refuses_it_hurts_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
+        def refuse(event: object) -> None:
+            raise KeyError
+
+        assert await track(FakeEvent(after_s=0.01), release=refuse) == "result"
+        assert "given back" in caplog.text
+
+
+class TestALane:
+    async def test_only_the_oldest_is_asked(self) -> None:
+        first, second = FakeEvent(), FakeEvent()
+        completions = [track(first, lane="lane"), track(second, lane="lane")]
+        async with anyio.create_task_group() as group:
+
+            async def wait() -> None:
+                await completions[0]
+
+            group.start_soon(wait)
+            await until(lambda: first.queries > 20)
+            assert second.queries == 0
+            second.finish()
+            first.finish()
+        with anyio.fail_after(10):
+            await completions[1]
+
+    async def test_lanes_do_not_wait_for_each_other(self) -> None:
+        stuck, free = FakeEvent(), FakeEvent(after_s=0.01)
+        track(stuck, lane="a")
+        with anyio.fail_after(10):
+            assert await track(free, lane="b") == "result"
+        stuck.finish()
+
+
+class TestAFault:
+    async def test_every_waiter_gets_it_by_name(self) -> None:
+        event, cause = FakeEvent(), ValueError("the card fell off the bus")
+        completion, got = track(event, "orbit"), []
+
+        async def wait() -> None:
+            try:
+                await completion
+            except DeviceFault as fault:
+                got.append(fault)
+
+        with anyio.fail_after(1):
+            async with anyio.create_task_group() as group:
+                for _ in range(5):
+                    group.start_soon(wait)
+                await until(lambda: event.queries > 10)
+                event.fail(cause)
+        assert len(got) == 5
+        assert all(fault.pipeline == "orbit" and fault.__cause__ is cause for fault in got)
+        assert "'orbit'" in str(got[0])
+        assert "fell off the bus" in str(got[0])
+
+    def test_blocking_waiters_and_callbacks_get_it(self) -> None:
+        event, called = FakeEvent(), []
+        completion = track(event)
+        completion.add_done_callback(called.append)
+        threading.Timer(0.02, event.fail, [ValueError("lost")]).start()
+        with pytest.raises(DeviceFault, match="lost"):
+            completion.wait(10)
+        until_blocking(lambda: called == [completion])
+
+    async def test_one_behind_another_gets_its_own(self) -> None:
+        first, second = FakeEvent(), FakeEvent()
+        completions = [track(first, "one", lane="lane"), track(second, "two", lane="lane")]
+        first.fail(ValueError("lost"))
+        second.fail(ValueError("lost"))
+        for completion, name in zip(completions, ("one", "two"), strict=True):
+            with pytest.raises(DeviceFault) as caught:
+                await completion
+            assert caught.value.pipeline == name
+
+    async def test_the_others_go_on(self) -> None:
+        bad, good = FakeEvent(), FakeEvent(after_s=0.02)
+        bad.fail(ValueError("lost"))
+        broken, whole = track(bad), track(good)
+        with anyio.fail_after(10):
+            assert await whole == "result"
+        with pytest.raises(DeviceFault):
+            await broken
+
+
+class TestTheThread:
+    def test_there_is_one(self) -> None:
+        completions = [track(FakeEvent(after_s=0.02)) for _ in range(20)]
+        for completion in completions:
+            completion.wait(10)
+        assert [thread.name for thread in threading.enumerate()].count("eagle-poller") == 1
+
+    def test_setups_run_in_it_before_it_asks(self) -> None:
+        threads: list[int] = []
+        poller.before_polling(lambda: threads.append(threading.get_ident()))
+        event = FakeEvent()
+        track(event)
+        until_blocking(lambda: event.queries > 0)
+        event.finish()
+        assert threads == list(event.threads)
+
+    def test_a_setup_that_raises_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        def broken() -> None:
+            raise KeyError("setup")
+
+        poller.before_polling(broken)
+        assert track(FakeEvent(after_s=0.3)).wait(10) == "result"
+        event = FakeEvent(after_s=0.01)
+        called: list[object] = []
+        track(event).add_done_callback(called.append)
+        until_blocking(lambda: called)
+        assert "setup" in caplog.text
+
+    def test_it_rests_while_nothing_is_pending(self) -> None:
+        until_blocking(lambda: poller._poller.mood == "idle")
+        assert track(FakeEvent(after_s=0.02)).wait(10) == "result"
+
+    async def test_a_loop_is_rung_once_a_round(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from eagle.aio.wake import mailbox
+
+        rings, completion_count = [], 40
+        box = mailbox()
+        assert box is not None
+        ring = box._ring
+        monkeypatch.setattr(box, "_ring", lambda: (rings.append(1), ring()))
+        gate = FakeEvent()
+        completions = [track(gate) for _ in range(completion_count)]
+
+        async def wait(completion: Completion[str]) -> None:
+            await completion
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                for completion in completions:
+                    group.start_soon(wait, completion)
+                await until(lambda: all(completion._waiters for completion in completions))
+                gate.finish()
+        # The event ends in the middle of one round: its second half comes in that round, the first in the next.
+        assert 1 <= len(rings) <= 3
