@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,7 @@ class Runner:
             kind = DeviceLoop
         self._loop = kind(step, planes, residency, max_steps=max_steps, every=every, reorder=reorder)
         self.options = options
+        self._free = threading.Lock()  # whoever runs or resets the object holds it; two threads may try at once
         self.host_policy: str = "auto"
         self.host_threads: int | None = None
 
@@ -269,8 +271,8 @@ class Runner:
         Cancellation: the run ends within a slice (10 ms on the host); only then does the cancellation leave. Planes,
         mask and counters agree, copied planes are written back, and another `run` continues.
         """
-        self.claim()
         limiter = self.options.limiter or default_limiter("host" if self._loop.residency.device is None else "cuda")
+        self.claim()
         borrower = object()  # not the task, which may hold a token of the same limiter for something else
         counters.queued()
         try:
@@ -295,9 +297,12 @@ class Runner:
         Raises:
             Busy: A run is in progress.
         """
-        if self._loop.running is not None:
+        if not self._free.acquire(blocking=False):
             raise Busy(f"{self!r} is running; await the run before reset()")
-        self._loop.reset()
+        try:
+            self._loop.reset()
+        finally:
+            self._free.release()
 
     def progress(self, interval: float = 0.1) -> AsyncIterator[Progress]:
         """Follow the run in progress, or the next one; starts nothing. See `Simulation.progress`."""
@@ -311,13 +316,14 @@ class Runner:
         Raises:
             Busy: Another run has it.
         """
-        if self._loop.running is not None:
+        if not self._free.acquire(blocking=False):
             raise Busy(f"{self!r} is running already; await that run first, or build a second one for a second batch")
         self._loop.running = self
 
     def release(self) -> None:
-        """Give a claimed object back without a run."""
+        """Give a claimed object back; once for each `claim`."""
         self._loop.running = None
+        self._free.release()
 
     def stop(self) -> None:
         """Ask the run in progress to end at its next slice; nothing when there is none."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from eagle.kernels.binding import BoundPlan, own_words
-from eagle.kernels.planes import Planes, bind_planes, real_number, unmarked
+from eagle.kernels.planes import Planes, bind_planes, callers_level, marked, real_number, unmarked
 from eagle.kernels.plugin import Plugin
 from eagle.kernels.residency import Residency, residency_of
 from eagle.kernels.roles import RESERVED, Arg
@@ -57,7 +58,7 @@ class Plan:
     def by_name(self) -> Plan:
         """The same kernel, called by names only, as a prebuilt plan is in `simulate`."""
         plan = Plan(self.plugin)
-        plan._signature = signature_of(self.sidecar)
+        plan._signature = replace(self.signature, names=None, outputs=(), returns=None, parts={}, unused=())
         return plan
 
     def side(self, residency: Residency) -> Any:
@@ -98,10 +99,11 @@ class Plan:
 
     @staticmethod
     def _word(name: str, value: Any, like: Any) -> Any:
-        if getattr(value, "dtype", None) != like.dtype or getattr(value, "shape", None) != like.shape:
+        fits = isinstance(value, type(like)) and value.dtype == like.dtype and value.shape == like.shape
+        if not fits or not value.flags.c_contiguous or not getattr(value.flags, "writeable", True):
             raise ValueError(
-                f"{name!r} must be a {like.dtype} array of shape {like.shape}; got {type(value).__name__} "
-                f"{getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}"
+                f"{name!r} must be a contiguous, writable {like.dtype} array of shape {like.shape}; got a "
+                f"{type(value).__name__} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}"
             )
         return value
 
@@ -173,15 +175,11 @@ class Plan:
                 return value
             bare = bare.astype(arg.dtype)
         elif bare.dtype == np.float32 and arg.dtype == np.float64:
-            warnings.warn(f"{arg.name!r} is float32 and is converted to the kernel's float64", stacklevel=3)
+            warnings.warn(f"{arg.name!r} is float32 and is converted to the kernel's float64", stacklevel=callers_level())
             bare = bare.astype(arg.dtype)
         elif bare.dtype == arg.dtype and not (bare.ndim == 2 and bare.T.flags.c_contiguous):
             bare = xp.ascontiguousarray(bare)
-        if mark is None:
-            return bare
-        from eagle.kernels.planes import samples_first, samples_last
-
-        return samples_first(bare) if mark == "samples_first" else samples_last(bare)
+        return marked(bare, mark)
 
     def _separate(self, values: dict[str, Any], xp: Any) -> None:
         """Copy an input that shares memory with an output, so that ``kernel(x, out=x)`` reads what the caller gave."""
@@ -189,16 +187,18 @@ class Plan:
             return
         written = [unmarked(values[a.name])[0] for a in self.sidecar.args if a.written and a.name in values]
         for arg in self.sidecar.args:
-            value = unmarked(values.get(arg.name))[0]
+            value, mark = unmarked(values.get(arg.name))
             if arg.written or not isinstance(value, np.ndarray):
                 continue
             if any(isinstance(out, np.ndarray) and np.may_share_memory(value, out) for out in written):
-                values[arg.name] = value.copy()
+                values[arg.name] = marked(value.copy(order="K"), mark)
 
     def _results(self, bound: Planes, given: Mapping[str, Any], residency: Residency) -> Any:
         hidden = companions(self.sidecar.args)
 
         def result(name: str) -> Any:
+            if name in self.signature.parts:
+                return residency.hand_back(bound.xp.stack([bound.planes[p].given for p in self.signature.parts[name]]))
             plane = bound.planes[name]
             if name in given and not real_number(unmarked(given[name])[0]):
                 return plane.given

@@ -8,6 +8,8 @@ written: `bind_planes` raises or gives arrays that are right to launch on.
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +61,11 @@ def unmarked(x: Any) -> tuple[Any, Layout | None]:
     if axis is None:
         return x, None
     return x.array, "samples_first" if axis == "first" else "samples_last"
+
+
+def marked(x: Any, layout: Layout | None) -> Any:
+    """``x`` with the mark of ``layout``; ``x`` itself for None."""
+    return x if layout is None else Marked(x, "first" if layout == "samples_first" else "last")
 
 
 def check_layout_word(layout: object) -> Layout | None:
@@ -143,7 +150,7 @@ def bind_number(arg: Arg, value: Any, *, array_error: type[Exception] = ValueErr
     if getattr(value, "ndim", None) == 0 and not isinstance(value, np.generic):
         value = value.item()  # 0-d arrays of any framework
     if isinstance(value, np.generic):
-        value = value.item()
+        value = float(value) if isinstance(value, np.longdouble) else value.item()
     if isinstance(value, complex) or not isinstance(value, (int, float)):
         raise TypeError(f"parameter {arg.name!r} is one real number; got {value!r} of type {type(value).__name__}")
     if arg.dtype.kind in "iu":
@@ -153,9 +160,13 @@ def bind_number(arg: Arg, value: Any, *, array_error: type[Exception] = ValueErr
         if not limits.min <= value <= limits.max:
             raise ValueError(f"parameter {arg.name!r} = {value} does not fit {arg.dtype} ({limits.min} to {limits.max})")
     try:
-        return arg.dtype.type(value)
+        with np.errstate(over="ignore", under="ignore"):
+            bound = arg.dtype.type(value)
     except OverflowError as error:
         raise ValueError(f"parameter {arg.name!r} = {value} does not fit {arg.dtype}") from error
+    if math.isinf(bound) and math.isfinite(value):
+        raise ValueError(f"parameter {arg.name!r} = {value} does not fit {arg.dtype}")
+    return bound
 
 
 @dataclass(slots=True)
@@ -188,9 +199,11 @@ def _as_array(arg: Arg, value: Any, xp: ModuleType) -> Any:
     if isinstance(value, (int, float, np.integer, np.floating)):
         return np.array(value, arg.dtype)
     if isinstance(value, xp.ndarray):
+        if type(value) is xp.ndarray:
+            return value
         if isinstance(value, np.ma.MaskedArray):
             raise ValueError(f"{arg.name!r} is a masked array, whose mask a kernel cannot see; pass .filled(...) or .data")
-        return value
+        return value.view(np.ndarray) if xp is np else value  # a subclass may reshape as it likes: np.matrix stays 2-d
     adapter = detect(value)
     if adapter is None:
         raise ValueError(f"{arg.name!r} needs an array {_wants(arg)} of {arg.dtype}; got a {type(value).__name__}")
@@ -248,12 +261,28 @@ def _check_dtype(arg: Arg, array: Any, where: str = "") -> None:
     raise ValueError(f"{arg.name!r} must be {arg.dtype} (the kernel's own precision{where}); got a {_describe(array)}")
 
 
+def _check_memory(arg: Arg, array: Any) -> None:
+    if not isinstance(array, np.ndarray):
+        return
+    if not array.flags.aligned:
+        raise ValueError(f"{arg.name!r} lies at an address that {arg.dtype} may not have; pass an aligned copy of it")
+    if arg.written and not array.flags.writeable:
+        raise ValueError(f"{arg.name!r} is written by the kernel, and its array is read-only; pass a writable copy")
+
+
+def callers_level() -> int:
+    """The ``stacklevel`` with which a warning of the calling function points at the first line outside eagle."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "eagle":
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def _native(reading: _Reading, warn: bool) -> tuple[Any, Any]:
     """The kernel's array for a reading, and the array it was copied from (None when nothing was copied)."""
     arg, array = reading.arg, reading.array
     _check_dtype(arg, array)
-    if arg.written and isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError(f"{arg.name!r} is written by the kernel, and its array is read-only; pass a writable copy")
+    _check_memory(arg, array)
     if reading.single or not arg.shape:
         if not array.flags.c_contiguous:
             raise ValueError(f"{arg.name!r} must be C-contiguous; got a strided {_describe(array)}, pass a copy of it")
@@ -272,7 +301,7 @@ def _native(reading: _Reading, warn: bool) -> tuple[Any, Any]:
             f"{arg.name!r} is sample-major, {tuple(array.shape)}, and is copied into the component-major layout "
             f"({arg.width}, {reading.n}) that kernels read; pass it that way, or the transposed view of such an array",
             LayoutWarning,
-            stacklevel=2,
+            stacklevel=callers_level(),
         )
     return None, array  # copied once every plane has passed its checks
 
@@ -309,7 +338,8 @@ def refuse_overlaps(planes: Mapping[str, Plane]) -> None:
     Raises:
         ValueError: Names both.
     """
-    spans = sorted((*_extent(p.native), p.arg.written, name) for name, p in planes.items() if p.native.nbytes)
+    arrays = {name: plane.native if plane.source is None else plane.source for name, plane in planes.items()}
+    spans = sorted((*_extent(a), planes[name].arg.written, name) for name, a in arrays.items() if a.nbytes)
     any_end, any_name = -1, ""
     written_end, written_name = -1, ""
     for start, end, written, name in spans:
@@ -335,8 +365,7 @@ def shared_array(arg: Arg, given: Any, xp: ModuleType, extent: int | None) -> Pl
     _check_dtype(arg, array)
     if not array.flags.c_contiguous:
         raise ValueError(f"{arg.name!r} must be C-contiguous; got a strided {_describe(array)}, pass a copy of it")
-    if arg.written and isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError(f"{arg.name!r} is written by the kernel, and its array is read-only; pass a writable copy")
+    _check_memory(arg, array)
     if extent is not None and array.size != extent:
         raise ValueError(f"{arg.name!r} is declared with {extent} elements; got a {_describe(array)}")
     return Plane(arg, value, array.reshape(-1))
@@ -393,7 +422,7 @@ def bind_planes(
         if source is not None:
             copies.append(planes[name])
     _check_wide(planes, samples)
-    refuse_overlaps({name: plane for name, plane in planes.items() if plane.native is not None})
+    refuse_overlaps(planes)
     for plane in copies:
         plane.native = xp.ascontiguousarray(plane.source.reshape(samples, -1).T)
     allocated = tuple(_allocate(bound, planes, samples, single, xp, extents))
@@ -420,7 +449,9 @@ def _allocate(
         if name in planes or arg.role in ("uniform", "terminated"):
             continue
         if arg.role == "accum_out":
-            array = xp.zeros(extents.get(name, 1), arg.dtype)
+            if name not in extents:
+                raise ValueError(f"{name!r} was not given and its extent is not declared; pass a {arg.dtype} array of zeros")
+            array = xp.zeros(extents[name], arg.dtype)
             planes[name] = Plane(arg, array if array.size > 1 else array.reshape(()), array)
         elif arg.role in ("mutable", "out"):
             shape = (arg.width, n) if arg.shape else (n,)

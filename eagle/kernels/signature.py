@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ class Signature:
         returns: What a call gives back: None, one name, or a tuple, list or dict of names.
         extents: Declared element counts of shared tables and accumulators, by name.
         unused: Parameters that the compiled kernel dropped because nothing reads them.
+        parts: Returned vectors that the compiled kernel keeps as one accumulator per component, by name.
     """
 
     kernel: str
@@ -29,6 +31,7 @@ class Signature:
     returns: Any
     extents: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def companions(args: Sequence[Arg]) -> frozenset[str]:
@@ -45,32 +48,73 @@ def signature_of(sidecar: Sidecar, kernel: Any = None) -> Signature:
         kernel: The hawk kernel it was built from, or None.
     """
     hidden = companions(sidecar.args)
-    if kernel is None:
-        return Signature(sidecar.name, None, (), None)
+    primal = None if kernel is None else getattr(kernel.sinks, "source", None)
+    if kernel is None or primal is not None:
+        # A derivative is made from its primal, not from a function: it has no parameter list to bind by position.
+        extents = _declared_extents(sidecar) if primal is None else _adjoint_extents(sidecar, primal)
+        return Signature(sidecar.name, None, (), None, extents)
     outputs = _flat_names(kernel.returns)
     mask = next((arg.name for arg in sidecar.args if arg.role == "terminated"), None)
-    names, extents = [], {}
+    names: list[str] = []
+    extents = _declared_extents(sidecar)
+    parts: dict[str, tuple[str, ...]] = {}
+    sums = {arg.name for arg in sidecar.args if arg.role == "accum_out"}
     for name, plane in kernel.planes.items():
-        extent = _extent(plane.dims)
-        if extent is not None and plane.form in ("table", "accum", "mutable"):
+        extent = _extent(plane, 1 if name in sums else None)
+        if extent is not None and (name in sums or plane.form in ("table", "mutable")):
             extents[name] = extent
+        if name in outputs and f"{name}_0" in sums:
+            parts[name] = tuple(f"{name}_{i}" for i in range(math.prod(plane.ttype.shape)))
+            extents.update(dict.fromkeys(parts[name], 1))
         if plane.form != "terminated" and name not in outputs and name not in hidden and name != mask:
             names.append(name)
     known = {arg.name for arg in sidecar.args}
     unused = tuple(name for name in names if name not in known)
     for name in hidden:
         extents.setdefault(name, extents.get(name.removesuffix("_comp").removesuffix("_c"), 1))
-    return Signature(sidecar.name, tuple(names), outputs, kernel.returns, extents, unused)
+    return Signature(sidecar.name, tuple(names), outputs, kernel.returns, extents, unused, parts)
 
 
-def _extent(dims: Any) -> int | None:
-    """Elements of a plane with named axes; None for one without, or with an extent known only at run time."""
-    extent = 1
-    for _, size, _ in dims:
-        if size is None:
+def _extent(plane: Any, without_axes: int | None = None) -> int | None:
+    """Elements of a shared plane of a source kernel; None for an extent that is known only at run time.
+
+    Args:
+        plane: hawk's plane.
+        without_axes: What a plane without named axes holds, in values: one where lanes add into it.
+    """
+    values = without_axes if not plane.dims else 1
+    for _, size, _ in plane.dims:
+        if size is None or values is None:
             return None
-        extent *= int(size)
-    return extent if dims else None
+        values *= int(size)
+    return None if values is None else values * math.prod(int(size) for size in plane.ttype.shape)
+
+
+def _declared_extents(sidecar: Sidecar) -> dict[str, int]:
+    """Extents of accumulators as the sidecar tells them, for units without their source."""
+    declared = sidecar.meta.get("plane_axes")
+    extents = {}
+    for name, plane in (declared if isinstance(declared, Mapping) else {}).items():
+        try:
+            sizes = [axis["extent"] for axis in plane["axes"]] + list(plane["payload"])
+        except (KeyError, TypeError):
+            continue
+        if sizes and all(type(size) is int and size > 0 for size in sizes):
+            extents[name] = math.prod(sizes)
+    return extents
+
+
+def _adjoint_extents(sidecar: Sidecar, primal: Any) -> dict[str, int]:
+    """Extents of a derivative's shared planes: those of the primal, and the same for their adjoints and tangents."""
+    from hawk.diff import ADJOINT_PREFIX, TANGENT_PREFIX
+
+    extents = _declared_extents(sidecar)
+    for name, plane in primal.planes.items():
+        extent = _extent(plane)
+        if extent is not None and plane.form in ("table", "accum", "mutable"):
+            for prefix in ("", f"{ADJOINT_PREFIX}_", f"{TANGENT_PREFIX}_"):
+                extents.setdefault(prefix + name, extent)
+    return extents
 
 
 def _flat_names(returns: Any) -> tuple[str, ...]:

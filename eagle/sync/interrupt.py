@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
 import threading
@@ -17,7 +18,7 @@ def interrupt_deferred(stop: Callable[[], None]) -> Iterator[None]:
     main thread under Python's own handler is concerned; a handler that the program installed stays in charge.
 
     Args:
-        stop: Asks the run to end at its next slice; called from the signal handler.
+        stop: Asks the run to end at its next slice; called in a thread of its own for each Ctrl-C.
     """
     in_charge = threading.current_thread() is threading.main_thread()
     if not in_charge or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -28,7 +29,8 @@ def interrupt_deferred(stop: Callable[[], None]) -> Iterator[None]:
     def note(signum: int, frame: Any) -> None:
         nonlocal interrupted
         interrupted = True
-        stop()
+        # Not here: the handler may have interrupted this thread while it holds a lock that stop() needs.
+        _thread.start_new_thread(stop, ())
 
     signal.signal(signal.SIGINT, note)
     try:

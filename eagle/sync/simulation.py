@@ -6,6 +6,7 @@ Ctrl-C ends a run at its next slice and then leaves as KeyboardInterrupt; planes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +41,17 @@ class Runner(AsyncRunner):
         """
         refuse_in_loop("Runner.run()", "await runner.run()")
         self.claim()
-        try:
-            if progress or self.options.progress:
-                self.bound.watchers.display = Display(self.bound.name)
-            token = token_of(self.options.limiter)
-        except BaseException:
-            self.release()
-            raise
-        with token, counters.running(), self.started() as run, interrupt_deferred(self.stop):
-            while (work := run.next(join=True)) is not None:
-                wait_to_end(work)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(token_of(self.options.limiter))
+                if progress or self.options.progress:
+                    self.bound.watchers.display = Display(self.bound.name)
+            except BaseException:
+                self.release()
+                raise
+            with counters.running(), self.started() as run, interrupt_deferred(self.stop):
+                while (work := run.next(join=True)) is not None:
+                    wait_to_end(work)
         return run.reported
 
 
