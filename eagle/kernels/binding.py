@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eagle.errors import BackendUnavailable
+from eagle.errors import BackendUnavailable, StateError
 from eagle.kernels.abi import make_gref, make_handle
 from eagle.kernels.host import HostKernel, ParamBlock
-from eagle.kernels.planes import Planes
 from eagle.kernels.roles import ACTIVE_COUNT, ACTIVE_MAP, FINISHED_COUNT, FUSED_STEPS
-from eagle.kernels.sidecar import Sidecar
 from eagle.kernels.team import Job, core_count, team
 
 if TYPE_CHECKING:
+    from eagle.kernels.planes import Planes
+    from eagle.kernels.sidecar import Sidecar
     from collections.abc import Iterable
 
     from eagle.kernels.device_kernel import DeviceKernel
@@ -152,7 +154,8 @@ class _OneLaunch(Job[tuple[int, int]]):
         size = -(-n // width)
         self._parts: list[tuple[int, int]] = [(base, min(size, n - base)) for base in range(0, n, size)]
         self._entry, self._block, self._n = entry, block, n
-        self._done = _Flag()
+        self._done = threading.Event()
+        self._failed: BaseException | None = None
 
     def advance(self, piece: tuple[int, int]) -> bool:
         self._entry(self._block.address, *piece, self._n)
@@ -163,27 +166,21 @@ class _OneLaunch(Job[tuple[int, int]]):
         return parts
 
     def end(self, error: BaseException | None) -> None:
-        self._done.set(error)
+        if error is None and self.stopping:
+            error = StateError("the interpreter is exiting: this launch did not run over all samples; call it earlier")
+        self._failed = error
+        self._done.set()
 
     def run(self) -> None:
-        team().join(self)
-        self._done.wait()
-
-
-class _Flag:
-    """The end of a launch, with the error it ended with."""
-
-    def __init__(self) -> None:
-        import threading
-
-        self._event = threading.Event()
-        self._error: BaseException | None = None
-
-    def set(self, error: BaseException | None) -> None:
-        self._error = error
-        self._event.set()
-
-    def wait(self) -> None:
-        self._event.wait()
-        if self._error is not None:
-            raise self._error
+        """Launch and wait. Whatever interrupts, it leaves when no thread touches the planes any more."""
+        try:
+            team().submit(self)
+            self._done.wait()
+        except BaseException:
+            self.stop()
+            while not self._done.is_set():
+                with contextlib.suppress(BaseException):  # a second Ctrl-C; the first one leaves
+                    self._done.wait()
+            raise
+        if self._failed is not None:
+            raise self._failed

@@ -17,21 +17,20 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle.errors import ArtifactError, BackendUnavailable
+from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.unit import Unit, check_record, cpu_identity, read_unit, write_record
 
 log = logging.getLogger("eagle")
-_key_locks: dict[str, threading.Lock] = {}
-_key_locks_guard = threading.Lock()
+_key_locks: dict[str, ForkLock] = {}
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder units are kept under: ``cache_dir``, else $HAWK_CACHE_DIR, else $XDG_CACHE_HOME/hawk, else ~/.cache/hawk."""
+    """The folder units are kept under: ``cache_dir``, $HAWK_CACHE_DIR, $XDG_CACHE_HOME/hawk or ~/.cache/hawk."""
     if cache_dir is not None:
         return Path(cache_dir)
     chosen = os.environ.get("HAWK_CACHE_DIR")
@@ -81,7 +80,7 @@ def require_compiler() -> None:
     """Refuse a host build where no C++ compiler can be found.
 
     Raises:
-        BackendUnavailable: Neither $HAWK_CXX, $CXX, g++ nor the ziglang wheel is here; the message says what to install.
+        BackendUnavailable: Neither $HAWK_CXX, $CXX, g++ nor the ziglang wheel is here; says what to install.
     """
     named = [os.environ.get(name, "").split(" ")[0] for name in ("HAWK_CXX", "CXX")]
     if any(shutil.which(name) for name in [*filter(None, named), "g++"]) or importlib.util.find_spec("ziglang"):
@@ -95,9 +94,7 @@ def require_compiler() -> None:
 @contextlib.contextmanager
 def _sole_builder(bundles: Path, key: str) -> Iterator[None]:
     """One builder of a unit at a time, among this process's threads and among processes where the system has flock."""
-    with _key_locks_guard:
-        lock = _key_locks.setdefault(f"{bundles}/{key}", threading.Lock())
-    with lock, contextlib.ExitStack() as stack:
+    with _key_locks.setdefault(f"{bundles}/{key}", ForkLock()), contextlib.ExitStack() as stack:
         if sys.platform != "win32":
             import fcntl
 
@@ -106,6 +103,8 @@ def _sole_builder(bundles: Path, key: str) -> Iterator[None]:
             stack.callback(os.close, descriptor)
             with contextlib.suppress(OSError):  # a file system without locks: builders then race, and one rename wins
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # Closing would not do: a child forked meanwhile shares the lock, and would keep it for its whole life.
+                stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
         yield
 
 

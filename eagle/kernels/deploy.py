@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle.kernels.build import cache_root, is_hawk_kernel, unit_key
+from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.plan import Plan
 from eagle.kernels.plugin import Bundle, Plugin, plugins_of
 from eagle.kernels.unit import read_unit
@@ -18,7 +18,7 @@ _TARGETS = ("host", "cuda")
 _SCALAR_TYPES = ("float64", "float32")
 # Bundles in use, so that a second deploy shares the loaded kernels of the first.
 _bundles: weakref.WeakValueDictionary[tuple[str, str, tuple[str, ...]], _Shared] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 class _Shared:
@@ -42,8 +42,8 @@ def deploy(
     """Build a kernel into a plan that runs where its data lives. Blocking; `eagle.aio.deploy` awaits the same.
 
     Args:
-        plugin: A hawk kernel, a list of kernels (one bundle), a unit that `hawk.build` returned, or the ``plugin`` of an
-            earlier plan. Loading an artifact runs its code.
+        plugin: A hawk kernel, a list of kernels (one bundle), a unit that `hawk.build` returned, or the ``plugin`` of
+            an earlier plan. Loading an artifact runs its code.
         targets: Sides to build, of "host" and "cuda". None: the host, and the device too when a GPU is usable; each
             is then built when first needed, the current side before this returns.
         cache_dir: Folder that holds the built units; None is hawk's default. A repeat call compiles nothing.
@@ -62,7 +62,7 @@ def deploy(
     if plan_kw:
         names = ", ".join(map(repr, plan_kw))
         raise ValueError(f"deploy takes no option {names}; how a plan runs is chosen from where its data lives")
-    options = {"targets": targets, "cache_dir": cache_dir, "scalar_type": scalar_type}
+    options: dict[str, Any] = {"targets": targets, "cache_dir": cache_dir, "scalar_type": scalar_type}
     if isinstance(plugin, (list, tuple)):
         if not plugin:
             raise ValueError("deploy got an empty list; pass at least one hawk kernel")
@@ -147,11 +147,12 @@ def _from_unit(unit: Any) -> tuple[Plugin, ...]:
     folder = getattr(unit, "directory", unit)
     if not isinstance(folder, (str, os.PathLike)) or not Path(folder).is_dir():
         raise ValueError(
-            f"deploy takes a hawk kernel, a list of them, a built unit or a plan's plugin; got {type(unit).__name__} {unit!r:.80}"
+            "deploy takes a hawk kernel, a list of them, a built unit or a plan's plugin; "
+            f"got {type(unit).__name__} {unit!r:.80}"
         )
     loaded = read_unit(Path(folder))
     formats = {entry.format for entry in loaded.manifest.entries if entry.enabled}
     targets = tuple({"host" if format_ == "host" else "cuda" for format_ in formats})
     bundle = Bundle((), "float64", None, targets)
-    bundle.units.update({target: loaded for target in targets})
+    bundle.units.update(dict.fromkeys(targets, loaded))
     return tuple(Plugin(bundle, id_) for id_ in loaded.sidecars)

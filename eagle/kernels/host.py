@@ -1,7 +1,7 @@
 """Host artifacts: a kernel's shared library, checked and loaded, and its entries as plain foreign calls.
 
-The bytes that were checked are the bytes that are mapped: a library is copied to a private file of its own name, mapped,
-and the copy removed. So a unit that is rebuilt in place neither changes code that runs nor gives back an older library
+The bytes that were checked are the bytes that are mapped: a library is copied to a private file of its own name,
+mapped, and the copy removed. So a unit that is rebuilt in place neither changes code that runs nor gives back an older library
 from the loader's cache of paths. Loading a library runs its code: load units of people you trust.
 """
 
@@ -13,18 +13,20 @@ import os
 import platform
 import struct
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
 from eagle.errors import ArtifactError
 from eagle.kernels.abi import check_layout
-from eagle.kernels.sidecar import Sidecar
-from eagle.kernels.unit import Unit
+from eagle.kernels.fork_lock import ForkLock
+
+if TYPE_CHECKING:
+    from eagle.kernels.sidecar import Sidecar
+    from eagle.kernels.unit import Unit
 
 # entry(params, base, count, n_samples): params is the address of an array of argument addresses.
 Entry = Callable[[int, int, int, int], None]
@@ -32,7 +34,7 @@ Entry = Callable[[int, int, int, int], None]
 _ELF_MACHINES = {"x86_64": 62, "AMD64": 62, "aarch64": 183, "arm64": 183}
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 _loaded: dict[tuple[str, str], HostKernel] = {}
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +43,8 @@ class HostKernel:
 
     Attributes:
         entry: Runs one launch of the range [base, base + count).
-        run: Runs the range until every sample in it has finished or its ``fused_steps`` budget is spent; None where hawk
-            emitted none (fixed kernels, active sets, shared tables).
+        run: Runs the range until every sample in it has finished or its ``fused_steps`` budget is spent; None where
+            hawk emitted none (fixed kernels, active sets, shared tables).
         vector_math: Whether the code calls vector math of the C library, whose lanes may round differently.
         library: Keeps the mapping alive.
     """
@@ -101,7 +103,10 @@ def check_elf(content: bytes, where: str) -> None:
         at = program_offset + index * program_size
         if at + 56 > len(content):
             break  # the table itself is cut off: needed says so below
-        file_offset, file_size = struct.unpack_from("<Q", content, at + 8)[0], struct.unpack_from("<Q", content, at + 32)[0]
+        file_offset, file_size = (
+            struct.unpack_from("<Q", content, at + 8)[0],
+            struct.unpack_from("<Q", content, at + 32)[0],
+        )
         needed = max(needed, file_offset + file_size)
     if needed > len(content):
         raise ArtifactError(f"{where} is truncated: {len(content)} bytes of at least {needed}; rebuild the unit")
@@ -156,7 +161,9 @@ def load_host_kernel(unit: Unit, sidecar: Sidecar, artifact: Path) -> HostKernel
             return known
         check_elf(content, where)
         library = _map(content, where)
-        tag = ctypes.string_at(_symbol(library, "eagle_abi_tag", where), 64).split(b"\0", 1)[0].decode("ascii", "replace")
+        tag = (
+            ctypes.string_at(_symbol(library, "eagle_abi_tag", where), 64).split(b"\0", 1)[0].decode("ascii", "replace")
+        )
         sizes = (ctypes.c_uint64 * 5).from_address(_symbol(library, "eagle_layout_sizes", where))
         check_layout(tag, list(sizes), name=where)
         entry = _PROTOTYPE(_symbol(library, name, where))

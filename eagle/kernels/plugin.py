@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from eagle.errors import ArtifactError
 from eagle.kernels.build import build_unit
+from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.host import HostKernel, load_host_kernel
-from eagle.kernels.sidecar import Sidecar
-from eagle.kernels.unit import Unit
 
 if TYPE_CHECKING:
+    from eagle.kernels.unit import Unit
+    from eagle.kernels.sidecar import Sidecar
+    import os
     from eagle.kernels.device_kernel import DeviceKernel
 
 
@@ -35,7 +35,7 @@ class Bundle:
     cache_dir: str | os.PathLike[str] | None
     targets: tuple[str, ...]
     units: dict[str, Unit] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: ForkLock = field(default_factory=ForkLock)
 
     def unit(self, target: str, arch: str = "", *, rebuild: bool = False) -> Unit:
         """The unit of that target, built on first use.

@@ -1,7 +1,7 @@
 """The thread team: one process-wide set of threads that runs the pieces of every host run, fairly.
 
-A `Job` is cut into pieces; a team thread takes a piece, works on it for at most a slice, and puts it back when it is not
-finished. Jobs stand in one queue and are served in turn, so a long run never keeps a short one waiting for more than a
+A `Job` is cut into pieces; a team thread takes a piece, works on it for at most a slice, and puts it back when it is
+not finished. Jobs stand in one queue and are served in turn, so a long run never keeps a short one waiting for more than a
 slice. Foreign calls release the GIL: the team uses every core while Python goes on. A blocking caller may join the team
 for its own job (`Team.join`), which spares short runs a change of threads.
 """
@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
+
+from eagle.errors import StateError
 
 P = TypeVar("P")
 IDLE_S = 10.0  # an idle thread leaves after that long; a service that pauses keeps its team
@@ -174,8 +176,20 @@ class Team:
             self._condition.notify(spare)
             self._limit = max(self._limit, min(job.width, MAX_THREADS))
             for _ in range(min(spare - self._idle, self._limit - self._threads)):
-                self._threads += 1
-                threading.Thread(target=self._serve, name="eagle-team", daemon=True).start()
+                if not self._start_thread():
+                    break
+            if self._threads == 0 and not besides_caller:
+                self._jobs.remove(job)
+                job.queued = False
+                raise StateError("no thread could be started for a run; the process is at its limit of threads")
+
+    def _start_thread(self) -> bool:
+        try:
+            threading.Thread(target=self._serve, name="eagle-team", daemon=True).start()
+        except RuntimeError:  # the system's limit of threads; those that run, and a caller that joins, do the work
+            return False
+        self._threads += 1
+        return True
 
     def _serve(self) -> None:
         while (job := self._take()) is not None:
