@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from eagle.kernels.binding import BoundPlan, own_words
 from eagle.kernels.roles import FINISHED_COUNT, FUSED_STEPS
 
 if TYPE_CHECKING:
+    from eagle.aio.completion import Completion
+    from eagle.aio.report import RunReport
     from eagle.kernels.planes import Planes
     from eagle.kernels.residency import Residency
     from eagle.kernels.step import Step
@@ -21,6 +23,23 @@ DEFAULT_OPS = 100  # of a kernel whose sidecar counts none
 MIN_EVERY = 4
 DEFAULT_EVERY = 16
 MOST_ITERATIONS = 2**32 - 1  # a loop counts its iterations in a uint32
+
+
+class Run(Protocol):
+    """One run of a loop: ask `next` for work and wait for it, until it gives None; then `close`."""
+
+    @property
+    def reported(self) -> RunReport:
+        """The report of a run that was closed without an error."""
+
+    def next(self, *, join: bool) -> Completion[Any] | None:
+        """Begin the next piece of work; None when the run is over. Never waits, but may work in this thread."""
+
+    def stop(self) -> None:
+        """Ask the run to end at its next slice; from any thread."""
+
+    def close(self) -> None:
+        """Leave planes, mask and counters agreeing."""
 
 
 def cadence(step: Step, every: int | None, reorder: Any) -> int:
@@ -39,7 +58,9 @@ def cadence(step: Step, every: int | None, reorder: Any) -> int:
         if every is not None:
             raise ValueError(f"every={every!r}: {step.name} is automatic and paces itself; leave every out")
         if reorder is not None and not step.active_set:
-            raise ValueError(f"reorder={reorder!r}: {step.name} walks no active set; build it with Guard(active_set=True)")
+            raise ValueError(
+                f"reorder={reorder!r}: {step.name} walks no active set; build it with Guard(active_set=True)"
+            )
         return 1
     k = step.steps
     if not step.active_set:
@@ -55,7 +76,9 @@ def cadence(step: Step, every: int | None, reorder: Any) -> int:
     if isinstance(every, bool) or not isinstance(every, int):
         raise TypeError(f"every={every!r}: expected an int, a multiple of {k} of at least {MIN_EVERY}")
     if every < MIN_EVERY or every % k:
-        raise ValueError(f"every={every}: expected a multiple of {step.name}'s {k} steps a launch, at least {MIN_EVERY}")
+        raise ValueError(
+            f"every={every}: expected a multiple of {step.name}'s {k} steps a launch, at least {MIN_EVERY}"
+        )
     return every
 
 
@@ -120,7 +143,7 @@ class BoundLoop:
         """Cells of the automatic loop: k, finished_at_launch, steps_done, max_steps, go; None for a fixed kernel."""
         raise NotImplementedError
 
-    def start(self, *, max_steps: int, host_policy: str, threads: int | None, priority: int | None) -> Any:
+    def start(self, *, max_steps: int, host_policy: str, threads: int | None, priority: int | None) -> Run:
         """A new run of this loop, not yet begun.
 
         Args:
@@ -161,10 +184,17 @@ class BoundLoop:
         body: Any = self.launch_once
         if self.active is not None and not self.auto:
             body = compaction_body(
-                self.launch_once, self.active, every=self.launches_per_compaction, finished=self.finished,
+                self.launch_once,
+                self.active,
+                every=self.launches_per_compaction,
+                finished=self.finished,
                 steps_per_call=self.steps_of_a_launch,
             )
-        return RepeatWhile(body, guard, min(-(-max_steps // self.every), MOST_ITERATIONS))
+        return RepeatWhile(body, guard, self.iteration_cap(max_steps))
+
+    def iteration_cap(self, max_steps: int) -> int:
+        """Iterations that a cap of that many steps allows."""
+        return min(-(-max_steps // self.every), MOST_ITERATIONS)
 
     # ---- figures -------------------------------------------------------------------------------------------------
 
@@ -200,5 +230,3 @@ class BoundLoop:
         self.finished[0] = 0
         if self.active is not None:
             self.active.reset()
-
-

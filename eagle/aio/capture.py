@@ -184,6 +184,8 @@ class _Attempt:
         if len(stage) == 1:
             self._member(stage[0], main, self._stream)
             return main
+        if not self._capturing(self._stream):
+            raise _BrokenCapture(f"the capture was invalidated before {stage[0]}")
         branches = main.split(len(stage))
         self._forks += [branch for branch in branches if branch is not main]
         for member, branch in zip(stage, branches, strict=True):
@@ -195,7 +197,7 @@ class _Attempt:
         try:
             self._weave(member.step, builder, stream, self._root)
         except BaseException as error:
-            if cuda_code(error) == _INVALIDATED:
+            if self._is_broken(error):
                 raise _BrokenCapture(f"the capture of {member} was invalidated") from error
             blame(error, f"in pipeline {self._name!r}, {member}, while its graph was captured")
             raise
@@ -252,7 +254,7 @@ class _Attempt:
             recording.order = self._nodes(int(recording.definition.handle))
             recording.graph = main.complete()
         except Exception as error:
-            if cuda_code(error) == _INVALIDATED:
+            if self._is_broken(error):
                 raise _BrokenCapture("the capture was invalidated") from error
             blame(error, f"while the captured graph of pipeline {self._name!r} was made executable")
             raise
@@ -275,6 +277,13 @@ class _Attempt:
 
     def _stream_of(self, builder: Any) -> Any:
         return self._cupy.cuda.Stream.from_external(builder.stream)
+
+    def _is_broken(self, error: BaseException) -> bool:
+        """Whether an error only says that the capture had been invalidated before."""
+        if cuda_code(error) == _INVALIDATED:
+            return True
+        # cuda-core says so in words: it refuses to go on with a capture that is already invalid.
+        return type(error) is RuntimeError and "has been invalidated" in str(error)
 
     def _capturing(self, stream: Any) -> bool:
         status = self._driver.cuStreamGetCaptureInfo(stream.ptr)[1]

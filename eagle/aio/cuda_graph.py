@@ -104,6 +104,11 @@ class CudaGraph(AbstractGraph):
             self._executable = int(recording.graph.handle)
             self._recording = recording
 
+    @property
+    def stops(self) -> StopWords | None:
+        """Where the loops are told to stop; None without loops and before `build`."""
+        return None if self._recording is None else self._recording.stops
+
     def _built(self) -> Recording:
         assert self._recording is not None, "GraphPipeline builds before it asks"
         return self._recording
@@ -118,35 +123,46 @@ class CudaGraph(AbstractGraph):
         pre_launch: Callable[[], object] | None,
         seeds: Sequence[object] | None,
     ) -> Completion[T]:
-        """Issue `n` replays; see `AbstractGraph.issue`."""
-        check_device(self.device)
+        """Issue `n` replays; see `AbstractGraph.issue`.
+
+        CUDA lets only so many launches wait on a stream (some thirty behind a stream that waits for host work): beyond
+        that a launch blocks until the device has taken an earlier one.
+        """
+        device, runtime, stream = self.device, self._runtime, self._stream.ptr
+        check_device(device)
         if captures_here():
             raise StateError(
                 f"pipeline {self.name!r} was launched by a step that is being captured; a graph cannot hold another "
                 "pipeline's replay: add that pipeline's steps to this one instead"
             )
         poller.start()
-        stops = self._built().stops
-        caller = (self._runtime.getDevice(), self._cupy.cuda.get_current_stream().ptr) if seeds is None else None
-        with self._lock, self._on_device():
-            words = self._wait_behind_caller(*caller) if caller else self._wait_for(seeds or ())
-            if pre_launch is not None:
-                self._call_pre_launch(pre_launch)
-            work = _Issued(self, stops if n else None, self._replays + 1, n, words)
-            launch, executable, stream = self._runtime.graphLaunch, self._executable, self._stream.ptr
-            for _ in range(n):
-                launch(executable, stream)
-                self._replays += 1
-            event = self._pool.take()
-            event.record(stream)
+        current = runtime.getDevice()
+        caller = self._cupy.cuda.get_current_stream().ptr
+        with self._lock:
+            if current != device:
+                runtime.setDevice(device)
+            try:
+                words = self._wait_behind_caller(current, caller) if seeds is None else self._wait_for(seeds)
+                if pre_launch is not None:
+                    self._call_pre_launch(pre_launch)
+                # The device works from the first launch on, so everything that need not come before comes behind.
+                first, launch, executable = self._replays + 1, runtime.graphLaunch, self._executable
+                for _ in range(n):
+                    launch(executable, stream)
+                    self._replays += 1
+                event = self._pool.take()
+                event.record(stream)
+            except Exception as error:
+                fault = fault_from(error, device, during=self.name)
+                if fault is None or fault is error:
+                    raise
+                raise fault from error
+            finally:
+                if current != device:
+                    runtime.setDevice(current)
+            work = _Issued(self, first, n, words)
             completion = poller.track(
-                result,
-                event,
-                name=self.name,
-                lane=stream,
-                device=self.device,
-                release=work.ended,
-                stop=work.stop,
+                result, event, name=self.name, lane=stream, device=device, release=work.ended, stop=work.stop
             )
             self.issued(completion)
         if n:
@@ -161,7 +177,7 @@ class CudaGraph(AbstractGraph):
             blame(error, f"in pre_launch of pipeline {self.name!r}")
             raise
 
-    def _wait_behind_caller(self, device: int, stream: int) -> list[Any]:
+    def _wait_behind_caller(self, device: int, stream: int) -> None:
         """Let the stream wait for what the caller's current stream and the legacy stream hold now."""
         if device != self.device:
             self._runtime.setDevice(device)  # an event is recorded on a stream of its own device
@@ -174,7 +190,6 @@ class CudaGraph(AbstractGraph):
         elif stream not in (0, self._stream.ptr):
             self._wait_behind(stream)
         self._wait_behind(0)
-        return []
 
     def _wait_behind(self, stream: int) -> None:
         # One event serves them all: a wait is for what the event holds when the wait is issued.
@@ -282,11 +297,10 @@ class CudaGraph(AbstractGraph):
 class _Issued:
     """One `issue` on its way: how it is stopped, and what its end is noted in."""
 
-    __slots__ = ("_began_ns", "_first", "_graph", "_n", "_stopped", "_stops", "_words")
+    __slots__ = ("_began_ns", "_first", "_graph", "_n", "_stopped", "_words")
 
-    def __init__(self, graph: CudaGraph, stops: StopWords | None, first: int, n: int, words: list[Any]) -> None:
-        self._graph = graph
-        self._stops, self._first, self._n = stops, first, n
+    def __init__(self, graph: CudaGraph, first: int, n: int, words: list[Any] | None) -> None:
+        self._graph, self._first, self._n = graph, first, n
         self._words = words  # pinned memory that the stream looks at until the work has begun
         self._stopped = False
         self._began_ns = tracing.now_ns() if tracing.active else 0
@@ -294,9 +308,10 @@ class _Issued:
     def stop(self) -> None:
         """End the loops of these replays before their next iteration."""
         self._stopped = True
-        if self._stops is not None:
+        stops = self._graph.stops
+        if stops is not None and self._n:
             with suppress(Exception):  # a device that fails meanwhile ends the work by itself
-                self._stops.stop(self._first, self._first + self._n)
+                stops.stop(self._first, self._first + self._n)
 
     def ended(self, event: PooledEvent) -> None:
         """The work has ended, well or not; the event may serve another."""

@@ -1,8 +1,8 @@
 """One run until done on the host: ranges of samples, each a loop of foreign calls, worked on by the thread team.
 
 Two shapes. `RangesRun`: every range runs by itself until its samples have finished, for kernels that touch their own
-sample only and leave finished ones alone; a range's data stays in the cache. `RoundsRun`: all ranges take a launch (or a
-round of them) and meet, for kernels that must see one common round: active sets, and kernels without a mask.
+sample only and leave finished ones alone; a range's data stays in the cache. `RoundsRun`: all ranges take a launch (or
+a round of them) and meet, for kernels that must see one common round: active sets, and kernels without a mask.
 A call is kept well under the slice, so that a run can be stopped, watched and shared fairly between any two calls.
 """
 
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-
+from eagle.aio import tracing
 from eagle.aio.completion import Completion
-from eagle.aio.packing import MIN_SAMPLES, PACK_BELOW, PackedRange, packable
 from eagle.aio.pacing import NS_PER_OP, STEP_NS, Pacing
+from eagle.aio.packing import MIN_SAMPLES, PACK_BELOW, PackedRange, packable
 from eagle.aio.progress import Meter
 from eagle.aio.report import RunReport
 from eagle.kernels.team import Job, core_count, team
@@ -195,7 +195,7 @@ class RangesRun(HostRun):
 
     def advance(self, piece: Range) -> bool:
         """Run the range until it is finished, the cap is reached, or the slice is over."""
-        with self.loop.borrowed_calls() as calls:
+        with self.loop.borrowed_calls() as calls, tracing.block("host", "slice", simulation=self.loop.name):
             return self._advance(piece, calls)
 
     def _advance(self, piece: Range, calls: Calls) -> bool:
@@ -306,7 +306,7 @@ class RoundsRun(HostRun):
         n = self.loop.n
         launches = 1 if self.loop.auto else self.loop.launches_per_compaction
         until = perf_counter_ns() + SLICE_NS
-        with self.loop.borrowed_calls() as calls:
+        with self.loop.borrowed_calls() as calls, tracing.block("host", "slice", simulation=self.loop.name):
             while piece.launches < launches:
                 for entry, address in calls.of(piece.k if self.loop.auto else 1):
                     entry(address, piece.base, piece.count, n)

@@ -1,10 +1,10 @@
 """Packing on the host: the live samples of a thinned range, side by side in arrays of their own.
 
-hawk's fused loop works in tiles of 256 lanes and a tile lasts as long as its longest sample. When samples of a range end
-at very different steps, most lanes of its tiles soon stand idle. Once half the lanes are idle the live samples are
+hawk's fused loop works in tiles of 256 lanes and a tile lasts as long as its longest sample. When samples of a range
+end at very different steps, most lanes of its tiles soon stand idle. Once half the lanes are idle the live samples are
 gathered into small arrays, run there, and put back where they came from when they finish. A sample's arithmetic does
-not depend on its lane, so results keep their bits; kernels whose code calls vector math of the C library, where a lane of
-a full vector and one of the remainder may round differently, are never packed.
+not depend on its lane, so results keep their bits; kernels whose code calls vector math of the C library, where a lane
+of a full vector and one of the remainder may round differently, are never packed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class PackedRange:
         self._loop = loop
         self._index = index
         self._arrays = {
-            name: np.take(plane.native, index, axis=-1) for name, plane in loop.planes.planes.items() if plane.arg.per_sample
+            name: np.take(plane.native, index, axis=-1)
+            for name, plane in loop.planes.planes.items()
+            if plane.arg.per_sample
         }
         self.mask = np.zeros(index.size, np.bool_)
         self._bind()
@@ -77,7 +79,7 @@ class PackedRange:
 
 
 def packable(loop: HostLoop) -> bool:
-    """Whether a loop's samples may change lanes: one automatic kernel with a range loop, all planes per sample or shared."""
+    """Whether a loop's samples may change lanes: one automatic kernel, every plane per sample or shared."""
     if not loop.auto or len(loop.bound) != 1 or loop.bound[0].host.run is None or loop.bound[0].host.vector_math:
         return False
     return all(plane.arg.role not in ("wide_in", "wide_out", "accum_out") for plane in loop.planes.planes.values())

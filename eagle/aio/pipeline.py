@@ -62,13 +62,14 @@ class GraphPipeline:
     Args:
         name: For errors and traces; ``pipeline-<k>`` when not given.
         target: "cuda", "host", or None for the GPU when one can be used, else the host.
+        priority: CUDA stream priority, lower is more urgent; None is the default one. Without effect on the host.
 
     Raises:
         ValueError: An unknown target or an empty name.
         BackendUnavailable: ``target="cuda"`` without a usable GPU; the message says why.
     """
 
-    def __init__(self, name: str | None = None, target: str | None = None) -> None:
+    def __init__(self, name: str | None = None, target: str | None = None, *, priority: int | None = None) -> None:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"a pipeline's name is a str or None, not {name!r}")
         if name == "":
@@ -80,7 +81,7 @@ class GraphPipeline:
         self._handles: list[MemberHandle] = []
         self._named: dict[str, MemberHandle] = {}
         self._built = False
-        self._graph: AbstractGraph = new_graph(self._target, self._name)
+        self._graph: AbstractGraph = new_graph(self._target, self._name, priority)
 
     def __repr__(self) -> str:
         """Name, target and state."""

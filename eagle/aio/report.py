@@ -15,17 +15,21 @@ class RunReport:
         finished: Samples whose mask is set when the run ends.
         done: ``finished == n``.
         launches: Iterations of the loop.
-        steps: Steps that the loop ran: ``launches * K``, or the sum of k over the launches of an automatic kernel (of the
-            range that took longest, on the host). An upper bound of the longest sample's steps; a Python int, never wraps.
+        steps: Steps that the loop ran: ``launches * K``, or the sum of k over the launches of an automatic kernel (on
+            the host, of the range that took longest). At least the longest sample's steps; a Python int, never wraps.
         compactions: Compactions that ran.
         reorders: Physical reorders that ran.
         build_s: Seconds of the one-time capture, 0 on the host.
         launches_by_k: Launches of each step count k.
-        exact_steps: ``steps`` is exactly what the longest sample took, or was allowed: K = 1, or an automatic kernel that
-            launched nothing, hit the cap, or ended on a one-step launch.
+        exact_steps: ``steps`` is exactly what the longest sample took, or was allowed: K = 1, or an automatic kernel
+            that launched nothing, hit the cap, or ended on a one-step launch.
         lane_utilisation: Active lanes over lane slots of a persist run that counted them, in (0, 1]; else None.
         mode: The shape of the run: "fused_one", "persist" or "band".
         probe: True for a run that timed a shape the batch is not using.
+        entry: Kernel entry of a one-launch run on a device: "step", "range" or "persist"; else "".
+        block: Threads of a block of that launch, or 0.
+        threads_per_sm: Threads that a persist grid gave each multiprocessor, or 0.
+        chunk: Trips between two claims of a persist run, or 0.
     """
 
     n: int
@@ -41,6 +45,10 @@ class RunReport:
     lane_utilisation: float | None = None
     mode: str = "band"
     probe: bool = False
+    entry: str = ""
+    block: int = 0
+    threads_per_sm: int = 0
+    chunk: int = 0
 
 
 class SimResult:
@@ -81,7 +89,7 @@ class SimResult:
 
     @property
     def status(self) -> str:
-        """"finished", or "max_steps" when the cap ended the run."""
+        """Either "finished", or "max_steps" when the cap ended the run."""
         return "finished" if self.report.done else "max_steps"
 
     @property

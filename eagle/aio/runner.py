@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from eagle.aio import counters
-from eagle.aio.bound_loop import BoundLoop
+from eagle.aio import counters, tracing
 from eagle.aio.completion import leave_when_done
 from eagle.aio.display import Display
 from eagle.aio.host_loop import HostLoop
 from eagle.aio.limits import default_limiter
-from eagle.aio.report import RunReport
 from eagle.errors import Busy
 from eagle.kernels.plan import Plan
 from eagle.kernels.planes import Layout, check_layout_word
@@ -24,8 +22,10 @@ from eagle.kernels.step import Step, bind_step, check_names, step_of
 
 if TYPE_CHECKING:
     from eagle.aio.active_set import ActiveSet
+    from eagle.aio.bound_loop import BoundLoop, Run
     from eagle.aio.guards import RepeatWhile
     from eagle.aio.progress import Progress
+    from eagle.aio.report import RunReport
     from eagle.kernels.binding import BoundPlan
 
 # Options of ours that came after the published ones: a kernel parameter of the same name wins.
@@ -77,7 +77,9 @@ class RunOptions:
         if limiter is not None and not isinstance(limiter, anyio.CapacityLimiter):
             raise TypeError(f"limiter={limiter!r}: expected an anyio.CapacityLimiter or None")
         if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
-            raise TypeError(f"priority={priority!r}: expected an int (a CUDA stream priority, lower is more urgent) or None")
+            raise TypeError(
+                f"priority={priority!r}: expected an int (a CUDA stream priority, lower is more urgent) or None"
+            )
         if progress not in (True, False, None):
             raise TypeError(f"progress={progress!r}: expected True or False")
         if isinstance(order, str) and order != "learn":
@@ -126,7 +128,7 @@ class Runner:
         progress: bool = False,
         **planes: Any,
     ) -> None:
-        plans = list(plan) if isinstance(plan, (list, tuple)) else [plan]
+        plans: list[Any] = list(plan) if isinstance(plan, (list, tuple)) else [plan]
         strangers = [type(p).__name__ for p in plans if not isinstance(p, Plan)]
         if strangers:
             raise ValueError(f"until_done runs plans; got {', '.join(strangers)}: make one with eagle.deploy(kernel)")
@@ -278,13 +280,16 @@ class Runner:
         try:
             if progress or self.options.progress:
                 self._loop.watchers.display = await anyio.to_thread.run_sync(Display, self._loop.name)
-            await limiter.acquire_on_behalf_of(borrower)
+            with tracing.timed("runs", "wait", simulation=self._loop.name):
+                await limiter.acquire_on_behalf_of(borrower)
         except BaseException:
+            self._loop.watchers.display = None
             self.release()
             counters.dropped()
             raise
+        name = self._loop.name
         try:
-            with counters.running(waited=True), self.started() as run:
+            with counters.running(waited=True), tracing.timed("runs", "run", simulation=name), self.started() as run:
                 while (work := run.next(join=False)) is not None:
                     await leave_when_done(work)
         finally:
@@ -332,7 +337,7 @@ class Runner:
             run.stop()
 
     @contextlib.contextmanager
-    def started(self) -> Iterator[Any]:
+    def started(self) -> Iterator[Run]:
         """A run of the claimed object: the block waits for each piece of work that ``run.next()`` gives.
 
         However the block ends, planes, mask and counters agree afterwards and the object is free.
@@ -354,7 +359,7 @@ class Runner:
 
     def _threads(self) -> int | None:
         threads = self.host_threads
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        if threads is not None and (isinstance(threads, bool) or threads < 1):
             raise ValueError(f"host_threads is {threads!r}: expected None or an int >= 1")
         return threads
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.to_thread
 
 from eagle.aio.report import RunReport, SimResult
@@ -19,8 +20,6 @@ from eagle.kernels.signature import bind_call
 from eagle.kernels.step import Step, check_names, step_of
 
 if TYPE_CHECKING:
-    import anyio
-
     from eagle.aio.active_set import ActiveSet
     from eagle.aio.guards import RepeatWhile
     from eagle.aio.progress import Progress
@@ -45,11 +44,14 @@ def model_step(model: Any, until: Any, scalar_type: str | None) -> Step:
     for member in members:
         if not (is_hawk_kernel(member) or isinstance(member, Plan)):
             raise ValueError(
-                f"a model is a hawk kernel, a plan of eagle.deploy, or a list of them; got {type(member).__name__} {member!r:.60}"
+                "a model is a hawk kernel, a plan of eagle.deploy, or a list of them; "
+                f"got {type(member).__name__} {member!r:.60}"
             )
     if until is not None:
         if not (is_hawk_kernel(until) or isinstance(until, Plan)):
-            raise ValueError(f"until={until!r:.60} is no kernel; pass the hawk kernel (or plan) that finishes the samples")
+            raise ValueError(
+                f"until={until!r:.60} is no kernel; pass the hawk kernel (or plan) that finishes the samples"
+            )
         members.append(until)
     prebuilt = [member for member in members if isinstance(member, Plan)]
     if prebuilt and scalar_type is not None:
@@ -81,13 +83,13 @@ def _check_parameter_names(step: Step) -> None:
         clash = names.intersection(PUBLISHED_OPTIONS)
         if clash:
             raise ValueError(
-                f"{plan.name} has a parameter called {', '.join(sorted(clash))}, which is an option of simulate; rename it"
+                f"{plan.name} has a parameter called {', '.join(sorted(clash))}, an option of simulate; rename it"
             )
     written = {name for name, arg in step.args.items() if arg.written and arg.role != "terminated"}
     fields = written.intersection(SimResult.FIELDS)
     if fields:
         raise ValueError(
-            f"{step.name} has a state plane called {', '.join(sorted(fields))}, which is a field of SimResult; rename it"
+            f"{step.name} has a state plane called {', '.join(sorted(fields))}, a field of SimResult; rename it"
         )
 
 
@@ -149,9 +151,13 @@ class Simulation:
         planes = bound.planes
         self._allocated = tuple(name for name in planes.allocated if name not in hidden)
         order_of = {name: i for i, name in enumerate(_names_in_order(step))}
-        names = sorted((n for n in planes.planes if n not in hidden), key=lambda name: order_of.get(name, len(order_of)))
+        names = sorted(
+            (n for n in planes.planes if n not in hidden), key=lambda name: order_of.get(name, len(order_of))
+        )
         self._state = {
-            name: bound.residency.hand_back(planes.planes[name].given) if name in self._allocated else planes.planes[name].given
+            name: bound.residency.hand_back(planes.planes[name].given)
+            if name in self._allocated
+            else planes.planes[name].given
             for name in names
             if planes.planes[name].arg.written and name != step.mask
         }
@@ -329,8 +335,8 @@ async def simulate(
 
     The call is the kernel's own: ``*args`` and ``**kwargs`` bind to its parameters as a call to the kernel would, with
     the mask left out. A Mutable plane is the state, written in place; one that is written before it is read may be
-    left out. A Param is one number; other planes hold one value per sample. NumPy runs on the CPU, CuPy on its GPU, other
-    frameworks over DLPack.
+    left out. A Param is one number; other planes hold one value per sample. NumPy runs on the CPU, CuPy on its GPU,
+    other frameworks over DLPack.
 
     Args:
         model: A hawk kernel, a list of them (one step, in order), or plans of `deploy`.

@@ -217,15 +217,15 @@ def choose_target(target: str | None) -> Target:
     raise BackendUnavailable(f"target='cuda' needs a GPU: {reason}. target='host' runs the same steps on the CPU")
 
 
-def new_graph(target: Target, name: str) -> AbstractGraph:
-    """An empty graph of that target."""
+def new_graph(target: Target, name: str, priority: int | None = None) -> AbstractGraph:
+    """An empty graph of that target; a priority concerns the CUDA stream only."""
     if target == "host":
         from eagle.aio.host_graph import HostGraph
 
         return HostGraph(name)
     from eagle.aio.cuda_graph import CudaGraph
 
-    return CudaGraph(name)
+    return CudaGraph(name, priority=priority)
 
 
 def blame(error: BaseException, text: str) -> None:

@@ -16,11 +16,11 @@ from eagle.kernels.roles import ACTIVE_COUNT, ACTIVE_MAP, FINISHED_COUNT, FUSED_
 from eagle.kernels.team import Job, core_count, team
 
 if TYPE_CHECKING:
-    from eagle.kernels.planes import Planes
-    from eagle.kernels.sidecar import Sidecar
     from collections.abc import Iterable
 
     from eagle.kernels.device_kernel import DeviceKernel
+    from eagle.kernels.planes import Planes
+    from eagle.kernels.sidecar import Sidecar
 
 # Below this many samples one thread is done before a second one has woken up.
 TEAM_MIN_SAMPLES = 65_536

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,8 +11,10 @@ from eagle.errors import ArtifactError
 from eagle.kernels.device import require_cupy
 from eagle.kernels.device_call import PackedLaunch, block_for, grid_for
 from eagle.kernels.module import DeviceModule
-from eagle.kernels.sidecar import Sidecar
-from eagle.kernels.unit import Unit
+
+if TYPE_CHECKING:
+    from eagle.kernels.sidecar import Sidecar
+    from eagle.kernels.unit import Unit
 
 
 def architecture() -> str:

@@ -1,8 +1,8 @@
 """Host artifacts: a kernel's shared library, checked and loaded, and its entries as plain foreign calls.
 
 The bytes that were checked are the bytes that are mapped: a library is copied to a private file of its own name,
-mapped, and the copy removed. So a unit that is rebuilt in place neither changes code that runs nor gives back an older library
-from the loader's cache of paths. Loading a library runs its code: load units of people you trust.
+mapped, and the copy removed. So a unit that is rebuilt in place neither changes code that runs nor gives back an
+older library from the loader's cache of paths. Loading a library runs its code: load units of people you trust.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 

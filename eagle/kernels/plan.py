@@ -5,17 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from eagle.kernels.binding import BoundPlan, own_words
 from eagle.kernels.planes import Planes, bind_planes, callers_level, marked, real_number, unmarked
-from eagle.kernels.plugin import Plugin
 from eagle.kernels.residency import Residency, residency_of
 from eagle.kernels.roles import RESERVED, Arg
-from eagle.kernels.sidecar import Sidecar
 from eagle.kernels.signature import Signature, bind_call, companions, signature_of
+
+if TYPE_CHECKING:
+    from eagle.kernels.plugin import Plugin
+    from eagle.kernels.sidecar import Sidecar
 
 
 class Plan:
@@ -71,7 +73,7 @@ class Plan:
         Args:
             **planes: Each name of the kernel's ``arg_spec``. Planes have the kernel's dtype and are C-contiguous or a
                 transposed view; they are held by reference. The mask and the loop's planes (``finished_count``,
-                ``fused_steps``, ``active_map``, ``active_count``) may be left out: nobody has finished, one step a launch.
+                ``fused_steps``, ``active_map``, ``active_count``) may be left out: nobody finished, one step.
 
         Returns:
             The bound plan; ``launch()`` runs it once, in place, and may be a step of a `GraphPipeline`.
@@ -85,16 +87,22 @@ class Plan:
         missing = [
             arg.name
             for arg in self.sidecar.args
-            if arg.name not in planes and not arg.reserved and arg.role not in ("terminated", "nsamples")
+            if arg.name not in planes
+            and not arg.reserved
+            and arg.role not in ("terminated", "nsamples")
             and arg.name not in own
         ]
         if missing:
-            raise ValueError(f"{self.name!r} was not given {', '.join(map(repr, missing))}; bind every plane and number by name")
+            raise ValueError(
+                f"{self.name!r} was not given {', '.join(map(repr, missing))}; bind every plane and number by name"
+            )
         residency = residency_of(planes.items())
         given = {name: value for name, value in planes.items() if name not in RESERVED}
         bound = bind_planes(self.sidecar.args, given, xp=residency.xp, extents=self.signature.extents)
         words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
-        words |= {name: self._word(name, planes[name], words[name]) for name in words if name in planes and name in RESERVED}
+        words |= {
+            name: self._word(name, planes[name], words[name]) for name in words if name in planes and name in RESERVED
+        }
         return BoundPlan(self, bound, words, self.side(residency))
 
     @staticmethod
@@ -118,8 +126,9 @@ class Plan:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel once, called exactly like the kernel itself; blocking.
 
-        Inputs may be lists, numbers, integer or strided arrays, or (with a warning) of another float precision: they are
-        converted. What the kernel writes is given as an array of its dtype and written in place, or left out and made.
+        Inputs may be lists, numbers, integer or strided arrays, or (with a warning) of another float precision: they
+        are converted. What the kernel writes is given as an array of its dtype and written in place, or
+        left out and made.
 
         Returns:
             What the kernel returns (a value, or a tuple, list or dict of them); for a kernel that only assigns, its one
@@ -175,7 +184,9 @@ class Plan:
                 return value
             bare = bare.astype(arg.dtype)
         elif bare.dtype == np.float32 and arg.dtype == np.float64:
-            warnings.warn(f"{arg.name!r} is float32 and is converted to the kernel's float64", stacklevel=callers_level())
+            warnings.warn(
+                f"{arg.name!r} is float32 and is converted to the kernel's float64", stacklevel=callers_level()
+            )
             bare = bare.astype(arg.dtype)
         elif bare.dtype == arg.dtype and not (bare.ndim == 2 and bare.T.flags.c_contiguous):
             bare = xp.ascontiguousarray(bare)

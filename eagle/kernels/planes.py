@@ -13,14 +13,17 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from eagle.errors import LayoutWarning
 from eagle.kernels.interop import detect
-from eagle.kernels.roles import Arg
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from eagle.kernels.roles import Arg
 
 Layout = Literal["samples_first", "samples_last"]
 _LAYOUTS = ("samples_first", "samples_last")
@@ -156,9 +159,11 @@ def bind_number(arg: Arg, value: Any, *, array_error: type[Exception] = ValueErr
     if arg.dtype.kind in "iu":
         if isinstance(value, float):
             raise TypeError(f"parameter {arg.name!r} is an integer; got the float {value!r}, pass an int")
-        limits = np.iinfo(arg.dtype)
+        limits = np.iinfo(np.dtype(arg.dtype).str)
         if not limits.min <= value <= limits.max:
-            raise ValueError(f"parameter {arg.name!r} = {value} does not fit {arg.dtype} ({limits.min} to {limits.max})")
+            raise ValueError(
+                f"parameter {arg.name!r} = {value} does not fit {arg.dtype} ({limits.min} to {limits.max})"
+            )
     try:
         with np.errstate(over="ignore", under="ignore"):
             bound = arg.dtype.type(value)
@@ -202,7 +207,9 @@ def _as_array(arg: Arg, value: Any, xp: ModuleType) -> Any:
         if type(value) is xp.ndarray:
             return value
         if isinstance(value, np.ma.MaskedArray):
-            raise ValueError(f"{arg.name!r} is a masked array, whose mask a kernel cannot see; pass .filled(...) or .data")
+            raise ValueError(
+                f"{arg.name!r} is a masked array, whose mask a kernel cannot see; pass .filled(...) or .data"
+            )
         return value.view(np.ndarray) if xp is np else value  # a subclass may reshape as it likes: np.matrix stays 2-d
     adapter = detect(value)
     if adapter is None:
@@ -238,7 +245,7 @@ def _read(arg: Arg, given: Any, xp: ModuleType, layout: Layout | None) -> _Readi
         if said is None:
             raise ValueError(
                 f"{arg.name!r} has shape {shape}, which reads as samples first and as samples last; say which with "
-                "layout='samples_first' / 'samples_last', or mark it with eagle.samples_first(x) / eagle.samples_last(x)"
+                "layout='samples_first' / 'samples_last', or mark it: eagle.samples_first(x) / eagle.samples_last(x)"
             )
         last = said == "samples_last"
     return _Reading(arg, value, array, shape[-1] if last else shape[0], not last, False)
@@ -346,7 +353,7 @@ def refuse_overlaps(planes: Mapping[str, Plane]) -> None:
         clash = any_name if written and start < any_end else written_name if start < written_end else ""
         if clash:
             raise ValueError(
-                f"{clash!r} and {name!r} overlap in memory and the kernel writes at least one of them; pass separate arrays"
+                f"{clash!r} and {name!r} overlap in memory and the kernel writes one of them; pass separate arrays"
             )
         if end > any_end:
             any_end, any_name = end, name
@@ -450,7 +457,9 @@ def _allocate(
             continue
         if arg.role == "accum_out":
             if name not in extents:
-                raise ValueError(f"{name!r} was not given and its extent is not declared; pass a {arg.dtype} array of zeros")
+                raise ValueError(
+                    f"{name!r} was not given and its extent is not declared; pass a {arg.dtype} array of zeros"
+                )
             array = xp.zeros(extents[name], arg.dtype)
             planes[name] = Plane(arg, array if array.size > 1 else array.reshape(()), array)
         elif arg.role in ("mutable", "out"):

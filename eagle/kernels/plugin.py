@@ -12,10 +12,11 @@ from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.host import HostKernel, load_host_kernel
 
 if TYPE_CHECKING:
-    from eagle.kernels.unit import Unit
-    from eagle.kernels.sidecar import Sidecar
     import os
+
     from eagle.kernels.device_kernel import DeviceKernel
+    from eagle.kernels.sidecar import Sidecar
+    from eagle.kernels.unit import Unit
 
 
 @dataclass(slots=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from eagle.errors import BackendUnavailable
 from eagle.kernels.interop import Adapter, detect, origin_adapter
 from eagle.kernels.planes import unmarked
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ def residency_of(values: Iterable[tuple[str, Any]]) -> Residency:
     if devices and host:
         on_device = ", ".join(repr(name) for names in devices.values() for name in names)
         raise ValueError(
-            f"{', '.join(map(repr, host))} lie on the host and {on_device} on a device; a kernel runs where its data lives, "
-            "so move every array to one side (cupy.asarray(x), or x.get())"
+            f"{', '.join(map(repr, host))} lie on the host and {on_device} on a device; a kernel runs where its data "
+            "lives, so move every array to one side (cupy.asarray(x), or x.get())"
         )
     if len(devices) > 1:
         listed = "; ".join(f"device {k}: {', '.join(map(repr, names))}" for k, names in sorted(devices.items()))

@@ -129,12 +129,14 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def _checked_version(meta: dict[str, Any], where: str, *, manifest: bool) -> int:
     try:
-        version = check_schema_version(meta, name=where, allow_legacy_version_key=manifest)
+        version = int(check_schema_version(meta, name=where, allow_legacy_version_key=manifest))
         check_execution_axis(meta, version, name=where)
         if "launch" in meta:
             check_lane_space(meta, name=where)
     except (ValueError, TypeError, KeyError) as error:
-        raise UnsupportedSchema(f"{where}: {error} (this eagle reads schema versions 1 to {MAX_SCHEMA_VERSION})") from error
+        raise UnsupportedSchema(
+            f"{where}: {error} (this eagle reads schema versions 1 to {MAX_SCHEMA_VERSION})"
+        ) from error
     return version
 
 

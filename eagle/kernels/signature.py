@@ -1,14 +1,15 @@
-"""How a kernel is called: the names of its parameters in order, what it returns, and which planes are its own affair."""
+"""How a kernel is called: its parameters in order, what it returns, and which planes are its own affair."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eagle.kernels.roles import Arg
-from eagle.kernels.sidecar import Sidecar
+if TYPE_CHECKING:
+    from eagle.kernels.roles import Arg
+    from eagle.kernels.sidecar import Sidecar
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,9 @@ def bind_call(signatures: Sequence[Signature], args: Sequence[Any], kwargs: Mapp
     order = list(names)
     kernels = " + ".join(s.kernel for s in signatures)
     if len(args) > len(order):
-        raise ValueError(f"{kernels} takes {len(order)} arguments ({', '.join(order)}); got {len(args)} positional ones")
+        raise ValueError(
+            f"{kernels} takes {len(order)} arguments ({', '.join(order)}); got {len(args)} positional ones"
+        )
     bound = dict(zip(order, args, strict=False))
     for name in kwargs:
         if name in bound:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from eagle.kernels.plan import Plan
 from eagle.kernels.planes import Layout, Planes, bind_planes
 from eagle.kernels.residency import Residency, residency_of
 from eagle.kernels.roles import RESERVED, Arg
 from eagle.kernels.signature import companions
+
+if TYPE_CHECKING:
+    from eagle.kernels.plan import Plan
 
 MAX_SAMPLES = 2**32 - 1  # finished_count is a uint32
 MAX_MAPPED_SAMPLES = 2**31 - 1  # active_map is int32
@@ -74,7 +76,9 @@ def step_of(plans: Sequence[Plan]) -> Step:
     guards = {s.active_set for s in masked}
     if len(guards) > 1:
         listed = ", ".join(f"{s.name} {'has' if s.active_set else 'lacks'} one" for s in masked)
-        raise ValueError(f"the kernels of a step share one active-set guard, and here {listed}; build all with or without")
+        raise ValueError(
+            f"the kernels of a step share one active-set guard, and here {listed}; build all with or without"
+        )
     if len(plans) > 1:
         several = [s.name for s in finishing if s.finish is not None and s.finish.steps not in (1, "auto")]
         if several:
@@ -210,5 +214,5 @@ def _bind_mask(step: Step, planes: Planes) -> None:
     mask = given.native
     if mask.dtype != np.bool_ or mask.shape != (planes.n,) or getattr(given.given, "ndim", 1) > 1:
         raise ValueError(
-            f"the mask {step.mask!r} must be a bool array of shape ({planes.n},); got {mask.dtype} of shape {mask.shape}"
+            f"the mask {step.mask!r} must be a bool array of shape ({planes.n},); got {mask.dtype} {mask.shape}"
         )

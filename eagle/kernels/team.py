@@ -1,8 +1,8 @@
 """The thread team: one process-wide set of threads that runs the pieces of every host run, fairly.
 
 A `Job` is cut into pieces; a team thread takes a piece, works on it for at most a slice, and puts it back when it is
-not finished. Jobs stand in one queue and are served in turn, so a long run never keeps a short one waiting for more than a
-slice. Foreign calls release the GIL: the team uses every core while Python goes on. A blocking caller may join the team
+not finished. Jobs stand in one queue and are served in turn, so a long run never keeps a short one waiting for more
+than a slice. Foreign calls release the GIL: the team uses every core while Python goes on. A blocking caller may join the team
 for its own job (`Team.join`), which spares short runs a change of threads.
 """
 

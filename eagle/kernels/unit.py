@@ -1,8 +1,8 @@
 """Deployment units on disk: digests checked before anything maps a file, and our record of the CPU a unit needs.
 
 hawk stamps a unit with ``.hawk_unit``: the unit's digest and a sha256 per file. `read_unit` refuses a unit whose files
-differ from their stamp. Units that `deploy` builds carry ``.eagle_unit`` too: the machine and the CPU features they were
-compiled for, since ``-march=native`` code dies with SIGILL on an older CPU.
+differ from their stamp. Units that `deploy` builds carry ``.eagle_unit`` too: the machine and the CPU features they
+were compiled for, since ``-march=native`` code dies with SIGILL on an older CPU.
 """
 
 from __future__ import annotations
@@ -155,4 +155,6 @@ def check_record(folder: Path, key: str) -> None:
             )
     missing = set(record.get("cpu_features") or ()) - cpu_features()
     if missing:
-        raise AbiMismatch(f"{folder}: built for a CPU with {', '.join(sorted(missing))}; the unit must be rebuilt", missing)
+        raise AbiMismatch(
+            f"{folder}: built for a CPU with {', '.join(sorted(missing))}; the unit must be rebuilt", missing
+        )

@@ -14,8 +14,8 @@ from typing import Any
 def interrupt_deferred(stop: Callable[[], None]) -> Iterator[None]:
     """Turn Ctrl-C into ``stop()`` while the block runs, and raise KeyboardInterrupt at its end.
 
-    A KeyboardInterrupt in the middle of the thread team's bookkeeping would leave a piece that nobody finishes. Only the
-    main thread under Python's own handler is concerned; a handler that the program installed stays in charge.
+    A KeyboardInterrupt in the middle of the thread team's bookkeeping would leave a piece that nobody finishes. Only
+    the main thread under Python's own handler is concerned; a handler that the program installed stays in charge.
 
     Args:
         stop: Asks the run to end at its next slice; called in a thread of its own for each Ctrl-C.

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.from_thread
 from anyio import NoEventLoopError
 
 from eagle.errors import StateError
-
-if TYPE_CHECKING:
-    import anyio
 
 
 def token_of(limiter: anyio.CapacityLimiter | None) -> AbstractContextManager[None]:
@@ -32,7 +30,7 @@ def _token(limiter: anyio.CapacityLimiter) -> Iterator[None]:
         anyio.from_thread.run(limiter.acquire_on_behalf_of, borrower)
     except NoEventLoopError as error:
         raise StateError(
-            "limiter= in a blocking call shares the limit of an event loop, and this thread is no worker thread of one; "
+            "limiter= in a blocking call shares the limit of an event loop, and this thread is no worker of one; "
             "leave it out, or call through anyio.to_thread.run_sync"
         ) from error
     try:

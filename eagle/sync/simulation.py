@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from eagle.aio import counters
 from eagle.aio.completion import wait_to_end
 from eagle.aio.display import Display
-from eagle.aio.report import RunReport, SimResult
 from eagle.aio.runner import Runner as AsyncRunner
 from eagle.aio.simulation import Simulation as AsyncSimulation
 from eagle.aio.wake import refuse_in_loop
@@ -23,6 +22,7 @@ from eagle.sync.limit import token_of
 if TYPE_CHECKING:
     import anyio
 
+    from eagle.aio.report import RunReport, SimResult
     from eagle.kernels.plan import Plan
     from eagle.kernels.planes import Layout
 
@@ -70,7 +70,7 @@ class Simulation(AsyncSimulation):
         refuse_in_loop("Simulation.run()", "await sim.run()")
         began = perf_counter()
         report = self._runner.run(progress=progress)
-        return self.result(report, perf_counter() - began)  # type: ignore[arg-type]
+        return self.result(report, perf_counter() - began)
 
 
 def until_done(

@@ -1,0 +1,196 @@
+"""The device side of a bound loop: its counters, and the captured graphs that its runs replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eagle.aio.active_set import compaction_body
+from eagle.aio.bound_loop import BoundLoop
+from eagle.aio.device_cells import Cells, Fetched, SharedWord, count_mask, pacing, tick
+from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
+from eagle.aio.pipeline import GraphPipeline
+from eagle.aio.shapes import Shape, choose
+from eagle.kernels.binding import struct_values
+from eagle.kernels.device import device_props
+
+if TYPE_CHECKING:
+    from eagle.aio.device_run import DeviceRun
+    from eagle.kernels.device_call import PackedLaunch
+    from eagle.kernels.device_kernel import DeviceKernel
+
+SLICE_NS = 5_000_000
+_FIRST_K = 16  # steps of the first launch of an automatic active-set loop
+_LATENCY_NS_PER_OP = 1.0  # of a dependent FP64 operation; only until a run has been timed
+
+
+class DeviceLoop(BoundLoop):
+    """A bound loop over CuPy planes.
+
+    An automatic kernel without an active set runs as one launch (`fused_pipeline`); everything else is a WHILE node in
+    one graph (`band_pipeline`). Graphs reset their own counters and end with one small copy to the host.
+
+    Attributes:
+        cells: The counters.
+        build_s: Seconds of capture so far.
+        ns_per_step: Measured or estimated device time of one step of the whole batch.
+        evenness: Mean over largest step count of the last run that told, or None.
+    """
+
+    def __init__(self, *args: Any, max_steps: int, **options: Any) -> None:
+        super().__init__(*args, max_steps=max_steps, **options)
+        self.device: int = self.residency.device or 0
+        self.max_steps = max_steps
+        self.build_s = 0.0
+        self.evenness: float | None = None
+        self.reorders_before = 0
+        self.last_policy: list[int] | None = None
+        self._fused: dict[tuple[Shape, int | None], GraphPipeline] = {}
+        self._band: GraphPipeline | None = None
+        self._shown: GraphPipeline | None = None
+        self.word = None if self.fused_steps is None else SharedWord(self.fused_steps)
+        flops = max(device_props(self.device).peak_flops_dp, 1.0)
+        self.ns_per_step = max(self.n * self.ops / (flops / 2e9), self.ops * _LATENCY_NS_PER_OP)
+
+    def make_counter(self) -> Any:
+        """The finished counter, one of the cells."""
+        paced = self.auto and self.step.active_set
+        self.cells = Cells(self.step.steps_max + 1 if paced else 0)
+        return self.cells.finished
+
+    @property
+    def kernel(self) -> DeviceKernel:
+        """The entries of the (first) kernel."""
+        return self.bound[0].side  # type: ignore[return-value]
+
+    @property
+    def fuses(self) -> bool:
+        """Whether one launch runs every sample to its end."""
+        return self.auto and not self.step.active_set
+
+    @property
+    def pipeline(self) -> GraphPipeline | None:
+        """The pipeline of the last run."""
+        return self._shown
+
+    @property
+    def policy(self) -> dict[str, int] | None:
+        """Cells of the automatic loop, of the last run."""
+        if not self.auto:
+            return None
+        k, at, done, cap, go = self.last_policy or [1, 0, 0, self.max_steps, 0]
+        return {"k": k, "finished_at_launch": at, "steps_done": done, "max_steps": cap, "go": go}
+
+    def start(self, *, max_steps: int, host_policy: str, threads: int | None, priority: int | None) -> DeviceRun:
+        """A new run, in the shape that the kernels allow; the host's pacing and threads are without effect."""
+        from eagle.aio.device_run import BandRun, FusedRun
+
+        return (FusedRun if self.fuses else BandRun)(self, max_steps, priority)
+
+    def budget(self) -> int:
+        """Steps that are expected to fit one slice."""
+        return max(1, int(SLICE_NS / max(self.ns_per_step, 1e-3)))
+
+    # ---- graphs --------------------------------------------------------------------------------------------------
+
+    def fused_pipeline(self, shape: Shape, priority: int | None) -> GraphPipeline:
+        """The graph of one launch: clear the counters, run, copy the counters back."""
+        pipeline = self._fused.get((shape, priority))
+        if pipeline is None:
+            pipeline = self._built([self.cells.clear, self._fused_launch(shape).launch, self.cells.fetch], priority)
+            self._fused[shape, priority] = pipeline
+        self._shown = pipeline
+        return pipeline
+
+    def _fused_launch(self, shape: Shape) -> PackedLaunch:
+        values = struct_values(self.kernel.sidecar, self.planes, self.bound[0].words)
+        steps, step_sum = self.cells.address("steps"), self.cells.address("step_sum")
+        kernel, keep = self.kernel, (self.bound, self.cells)
+        if shape.entry == "range":
+            return kernel.packed_range(values, self.n, steps=steps, step_sum=step_sum, block=shape.block, keep=keep)
+        if shape.entry == "step":
+            return kernel.packed(values, self.n, keep=keep)
+        return kernel.packed_persist(
+            values,
+            self.n,
+            claim=self.cells.address("claim"),
+            util=self.cells.address("util"),
+            steps=steps,
+            step_sum=step_sum,
+            block=shape.block,
+            threads_per_sm=shape.threads_per_sm,
+            chunk=shape.chunk,
+            keep=keep,
+        )
+
+    def shape(self) -> Shape:
+        """The launch shape of the next run."""
+        return choose(self.kernel, self.n, self.evenness)
+
+    def band_pipeline(self, priority: int | None) -> GraphPipeline:
+        """The graph of a loop: count the mask, repeat, copy the counters back."""
+        if self._band is None:
+            self.iterations = Fetched(self.loop.cell)
+            self.reordered = None if self.active is None or self.active.theta is None else Fetched(self.active.reorders)
+            steps: list[Callable[[], object]] = [
+                self.cells.clear,
+                count_mask(self.mask, self.cells, self.device).launch,
+            ]
+            if self.active is not None:
+                self.active.prepare_compaction()
+            if self.auto:
+                steps.append(self._pace_begin.launch)
+            steps += [self.loop, self.cells.fetch, self.iterations.fetch]
+            if self.reordered is not None:
+                steps.append(self.reordered.fetch)
+            self._band = self._built(steps, priority)
+        self._shown = self._band
+        return self._band
+
+    def _repeat(self, max_steps: int) -> RepeatWhile:
+        """The loop itself, with every compaction counted."""
+        if self.active is None:
+            return super()._repeat(max_steps)
+        device = self.residency.device or 0
+        count = tick(self.cells, device)
+        launches = 1 if self.auto else self.launches_per_compaction
+        body = list(
+            compaction_body(
+                self.launch_once,
+                self.active,
+                every=launches,
+                finished=self.finished,
+                steps_per_call=max(self.steps_of_a_launch, -(-4 // launches)),
+            )
+        )
+        compact = body[1]
+        assert isinstance(compact, Skippable)
+
+        def compact_and_count() -> None:
+            compact.step()
+            count.launch()
+
+        body[1] = Skippable(compact_and_count, compact.guard)
+        guard = SkipGuard(self.finished, 0, self._total, 0)
+        if self.auto:
+            go = self.planes.xp.zeros(1, np.uint32)
+            most = self.step.steps_max
+            self._pace_begin, following = pacing(
+                self.cells, go, self.fused_steps, self.n, max_steps, min(_FIRST_K, most), most, device
+            )
+            body.insert(1, following.launch)
+            guard = SkipGuard.nonzero(go)
+        return RepeatWhile(tuple(body), guard, self.iteration_cap(max_steps))
+
+    def _built(self, steps: list[Callable[[], object]], priority: int | None) -> GraphPipeline:
+        began = perf_counter()
+        with self.planes.xp.cuda.Device(self.device):
+            pipeline = GraphPipeline(f"run of {self.name}", "cuda", priority=priority)
+            for step in steps:
+                pipeline.add(step)
+            pipeline.build()
+        self.build_s += perf_counter() - began
+        return pipeline

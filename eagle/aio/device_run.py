@@ -1,0 +1,256 @@
+"""One run until done on a device: a row of graph launches, each expected to fit one slice."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from eagle.aio.progress import Meter
+from eagle.aio.report import RunReport
+from eagle.kernels.device import has_failed
+
+if TYPE_CHECKING:
+    from eagle.aio.completion import Completion
+    from eagle.aio.device_loop import DeviceLoop
+
+
+class DeviceRun(ABC):
+    """One run of a device loop: ask `next` for work and wait for it, until it gives None; then `close`.
+
+    Args:
+        loop: The bound loop.
+        max_steps: Steps a sample may take in this run.
+        priority: CUDA stream priority, or None.
+    """
+
+    def __init__(self, loop: DeviceLoop, max_steps: int, priority: int | None) -> None:
+        self.loop = loop
+        self.max_steps = max_steps
+        self.priority = priority
+        self.steps = 0
+        self.launches = 0
+        self.launches_by_k: dict[int, int] = {}
+        self.finished = 0
+        self.report: RunReport | None = None
+        self._stopping = False
+        self._work: Completion[Any] | None = None
+        self._meter: Meter | None = None
+        self._taken = 0
+        self._issued_ns = 0
+        self._build_s_before = loop.build_s
+        loop.planes.take_in()
+
+    @property
+    def reported(self) -> RunReport:
+        """The report of a run that has ended."""
+        assert self.report is not None, "a run that was closed without an error has a report"
+        return self.report
+
+    def stop(self) -> None:
+        """Ask the run to end: no further launch, and a loop ends before its next iteration."""
+        self._stopping = True
+        work = self._work
+        if work is not None:
+            work.stop()
+
+    def next(self, *, join: bool) -> Completion[Any] | None:
+        """Issue the next launch and give its completion; None when the run is over. Never waits.
+
+        Args:
+            join: Without effect: a device needs no thread of the caller.
+        """
+        if self._work is not None:
+            self._gather()
+        if self._stopping or self.over():
+            return None
+        self._issued_ns = perf_counter_ns()
+        self._work = self.issue()
+        if self._meter is None:  # the device is busy already; nobody waits for this
+            self._meter = Meter(self.loop.n)
+            self.loop.watchers.begin(self._meter.read(0))
+        return self._work
+
+    def _gather(self) -> None:
+        work, self._work = self._work, None
+        if work is None or not work.done() or work.error is not None:
+            return
+        self._taken += self.collect(perf_counter_ns() - self._issued_ns)
+        if self._meter is not None:
+            self.loop.watchers.publish(self._meter.read(self.finished, self._taken))
+
+    @abstractmethod
+    def issue(self) -> Completion[Any]:
+        """Issue the next launch."""
+
+    @abstractmethod
+    def collect(self, took_ns: int) -> int:
+        """Read what the last launch counted; returns the sample-steps it took, at most."""
+
+    @abstractmethod
+    def over(self) -> bool:
+        """Whether nothing is left to launch."""
+
+    def close(self) -> None:
+        """Leave planes in sample order and in the caller's arrays, and write the report."""
+        loop = self.loop
+        if has_failed(loop.device):
+            return  # nothing can be read any more; the error is on its way to the caller
+        self._gather()
+        if loop.active is not None:
+            loop.active.restore()
+        loop.planes.write_back()
+        if loop.active is not None or any(plane.source is not None for plane in loop.planes.planes.values()):
+            loop.planes.xp.cuda.get_current_stream().synchronize()
+        self.report = self.result()
+        if self._meter is not None:
+            loop.watchers.end(self._meter.read(self.finished, self._taken))
+
+    def result(self) -> RunReport:
+        """The report."""
+        loop = self.loop
+        done = self.finished == loop.n
+        return RunReport(
+            n=loop.n,
+            finished=self.finished,
+            done=done,
+            launches=self.launches,
+            steps=self.steps,
+            compactions=self.compactions(),
+            reorders=self.reorders(),
+            build_s=loop.build_s - self._build_s_before,
+            launches_by_k=self.launches_by_k,
+            exact_steps=self.exact(done),
+            **self.shape_fields(),
+        )
+
+    def compactions(self) -> int:
+        """Compactions that ran."""
+        return 0
+
+    def reorders(self) -> int:
+        """Reorders that ran."""
+        return 0
+
+    @abstractmethod
+    def exact(self, done: bool) -> bool:
+        """Whether the report's steps are exact."""
+
+    def shape_fields(self) -> dict[str, Any]:
+        """The report's fields about the shape."""
+        return {"mode": "band"}
+
+
+class FusedRun(DeviceRun):
+    """An automatic kernel: each launch runs every sample to its end, or for as many steps as fit a slice."""
+
+    def __init__(self, loop: DeviceLoop, max_steps: int, priority: int | None) -> None:
+        super().__init__(loop, max_steps, priority)
+        self._shape = loop.shape()
+        self._budget = 0
+        self._counts: Any = None
+
+    def over(self) -> bool:
+        """Every sample has finished, or the cap is reached."""
+        if self._counts is None:
+            return self.loop.n == 0
+        return self.finished == self.loop.n or self.steps >= self.max_steps
+
+    def issue(self) -> Completion[Any]:
+        """One launch with the budget of a slice."""
+        loop = self.loop
+        pipeline = loop.fused_pipeline(self._shape, self.priority)
+        budget = self._budget = min(loop.budget(), self.max_steps - self.steps)
+        word = loop.word
+        assert word is not None, "an automatic kernel has a steps word"
+        if word.value == budget:
+            return pipeline.enqueue()
+        return pipeline.enqueue(pre_launch=lambda: word.set(budget))
+
+    def collect(self, took_ns: int) -> int:
+        """Count the launch by the steps of its longest sample."""
+        loop = self.loop
+        counts = self._counts = loop.cells.read()
+        self.finished = counts.finished
+        taken = counts.steps if self._shape.entry != "step" else self._budget
+        if self.finished < loop.n:
+            taken = self._budget  # somebody ran to the end of the budget
+        if taken:
+            self.steps += taken
+            self.launches += 1
+            self.launches_by_k[taken] = self.launches_by_k.get(taken, 0) + 1
+            loop.ns_per_step = took_ns / taken
+            loop.last_policy = [taken, self.finished, self.steps, self.max_steps, int(not self.over())]
+            if self._shape.entry != "step" and counts.step_sum:
+                loop.evenness = counts.step_sum / (loop.n * taken)
+        return counts.step_sum or loop.n * taken
+
+    def exact(self, done: bool) -> bool:
+        """The range and persist entries tell the longest sample's steps."""
+        return self._shape.entry != "step" or not done or self.launches == 0
+
+    def shape_fields(self) -> dict[str, Any]:
+        """Entry and geometry, and the lanes' use where it was counted."""
+        shape, counts = self._shape, self._counts
+        used = counts is not None and counts.lane_slots > 0
+        return {
+            "mode": shape.mode,
+            "entry": shape.entry,
+            "block": shape.block,
+            "threads_per_sm": shape.threads_per_sm,
+            "chunk": shape.chunk,
+            "lane_utilisation": counts.active_lanes / counts.lane_slots if used else None,
+        }
+
+
+class BandRun(DeviceRun):
+    """Everything else: a WHILE node repeats launches until every sample has finished or the cap is reached."""
+
+    def __init__(self, loop: DeviceLoop, max_steps: int, priority: int | None) -> None:
+        super().__init__(loop, max_steps, priority)
+        self._compactions = 0
+        self._reorders = 0
+        self._ran = False
+
+    def over(self) -> bool:
+        """The loop has run: it ends at its guard or at the cap."""
+        return self._ran or self.loop.n == 0
+
+    def issue(self) -> Completion[Any]:
+        """One launch of the whole loop."""
+        return self.loop.band_pipeline(self.priority).enqueue()
+
+    def collect(self, took_ns: int) -> int:
+        """Count the loop's iterations."""
+        loop = self.loop
+        self._ran = True
+        counts = loop.cells.read()
+        self.finished = counts.finished
+        self._compactions = counts.compactions
+        iterations = loop.iterations.read(1)
+        self.launches = iterations
+        if loop.reordered is not None:
+            self._reorders = loop.reordered.read(0) - loop.reorders_before
+            loop.reorders_before = loop.reordered.read(0)
+        if loop.auto:
+            loop.last_policy, self.launches_by_k = loop.cells.read_policy()
+            self.steps = loop.last_policy[2]
+        else:
+            self.steps = iterations * loop.every
+            if iterations:
+                self.launches_by_k = {loop.steps_of_a_launch: iterations * loop.launches_per_compaction}
+        return loop.n * self.steps
+
+    def compactions(self) -> int:
+        """Compactions that ran."""
+        return self._compactions
+
+    def reorders(self) -> int:
+        """Reorders that ran."""
+        return self._reorders
+
+    def exact(self, done: bool) -> bool:
+        """One step a launch is exact; so is an automatic loop that the cap ended, or that did nothing."""
+        if not self.loop.auto:
+            return self.loop.steps_of_a_launch == 1
+        return self.launches == 0 or not done

@@ -1,0 +1,49 @@
+// Bookkeeping of device loops: the start count, a tick, and the pacing of an automatic kernel in a WHILE node.
+
+typedef unsigned long long u64;
+typedef unsigned int u32;
+
+// Samples of `mask` that are set, added to *count, which must be 0. One thread takes 16 bytes.
+extern "C" __global__ void eagle_count_mask(const unsigned char* mask, u32* count, u64 n) {
+    u64 at = (blockIdx.x * (u64)blockDim.x + threadIdx.x) * 16;
+    u32 mine = 0;
+    for (u64 i = at; i < at + 16 && i < n; ++i) mine += mask[i] != 0;
+    for (int lane = 16; lane; lane >>= 1) mine += __shfl_down_sync(0xffffffffu, mine, lane);
+    if ((threadIdx.x & 31) == 0 && mine) atomicAdd(count, mine);
+}
+
+extern "C" __global__ void eagle_tick(u32* counter) { *counter += 1u; }
+
+// The policy cells of an automatic loop, u64 each.
+enum Cell { K, FINISHED_AT_LAUNCH, STEPS_DONE, MAX_STEPS, GO };
+
+__device__ __forceinline__ u64 next_launch(const u64* policy, u64 k) {
+    u64 left = policy[MAX_STEPS] - policy[STEPS_DONE];
+    return k < left ? k : left;
+}
+
+// Before the loop: start afresh with a launch of `first` steps.
+extern "C" __global__ void eagle_pace_begin(u64* policy, u32* go, long long* fused_steps, const u32* finished, u32 n,
+                                            u64 max_steps, u64 first) {
+    policy[MAX_STEPS] = max_steps;
+    policy[STEPS_DONE] = 0;
+    policy[K] = next_launch(policy, first);
+    policy[FINISHED_AT_LAUNCH] = *finished;
+    *fused_steps = (long long)policy[K];
+    *go = *finished != n;
+    policy[GO] = *go;
+}
+
+// After a launch: count it by its steps, and set the next one, twice as long up to `most`.
+extern "C" __global__ void eagle_pace_next(u64* policy, u32* go, long long* fused_steps, const u32* finished, u32 n,
+                                           u64 most, u32* launches_by_k) {
+    u64 k = policy[K];
+    launches_by_k[k] += 1u;
+    policy[STEPS_DONE] += k;
+    policy[FINISHED_AT_LAUNCH] = *finished;
+    *go = *finished != n && policy[STEPS_DONE] < policy[MAX_STEPS];
+    policy[GO] = *go;
+    if (!*go) return;
+    policy[K] = next_launch(policy, k * 2 < most ? k * 2 : most);
+    *fused_steps = (long long)policy[K];
+}
