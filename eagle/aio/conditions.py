@@ -21,7 +21,8 @@ __all__ = ("STOP_SLOTS", "StopWords", "guard_kernel", "guard_words", "prepare_ke
 # another, so that many replays may be cancelled at once before the older ones have been noticed.
 STOP_SLOTS = 256
 _HOST_TO_DEVICE = 1
-_lock = threading.Lock()
+_compiling = threading.Lock()
+_stopping = threading.Lock()
 
 
 @cache
@@ -37,7 +38,7 @@ def _kernels(device: int) -> dict[str, Any]:
 
 def prepare_kernels(device: int) -> None:
     """Compile and load the guard kernels before a capture begins. The device must be current."""
-    with _lock:
+    with _compiling:
         _kernels(device)
 
 
@@ -104,7 +105,7 @@ class StopWords:
         cupy = require_cupy()
         runtime = cupy.cuda.runtime
         interval = np.array([[first, behind]], np.uint64)
-        with _lock, cupy.cuda.Device(self._device):
+        with _stopping, cupy.cuda.Device(self._device):
             if self._stream is None:
                 self._stream = cupy.cuda.Stream(non_blocking=True)
             for slot, count in _slots(first, behind):

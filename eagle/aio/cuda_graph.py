@@ -142,7 +142,11 @@ class CudaGraph(AbstractGraph):
             if current != device:
                 runtime.setDevice(device)
             try:
-                words = self._wait_behind_caller(current, caller) if seeds is None else self._wait_for(seeds)
+                words: list[Any] | None = None
+                if seeds is None:
+                    self._wait_behind_caller(current, caller)
+                elif seeds:
+                    words = self._wait_for(seeds)
                 if pre_launch is not None:
                     self._call_pre_launch(pre_launch)
                 # The device works from the first launch on, so everything that need not come before comes behind.

@@ -311,6 +311,28 @@ def test_other_threads_may_use_the_device_while_one_captures(kit: Kit) -> None:
     assert int(count[0]) == 240
 
 
+@pytest.mark.parametrize("siblings", [1, 2])
+def test_a_capture_that_another_thread_breaks_is_repeated(kit: Kit, siblings: int) -> None:
+    calls, count = [], kit.words(0)
+
+    def meddle() -> None:
+        with pytest.raises(kit.cp.cuda.runtime.CUDARuntimeError):
+            kit.cp.cuda.runtime.deviceSynchronize()
+
+    def step() -> None:
+        kit.tick(count)()
+        calls.append(1)
+        if len(calls) == 1:
+            thread = threading.Thread(target=meddle)
+            thread.start()
+            thread.join()
+
+    graph = kit.graph(step, [kit.tick(count)] * siblings if siblings > 1 else kit.tick(count))
+    assert len(calls) == 2
+    replay(graph).wait(10)
+    assert int(count[0]) == 1 + siblings
+
+
 # ---- members ---------------------------------------------------------------------------------------------------------
 
 
@@ -377,17 +399,16 @@ def test_a_stopped_loop_ends_and_what_stands_behind_it_runs(kit: Kit) -> None:
 
 
 def test_a_stop_hits_its_own_work_only(kit: Kit) -> None:
-    left, word, y = kit.words(40), kit.words(0), kit.cp.zeros(1)
-    done = kit.words(0)
+    left, done, y = kit.words(40), kit.words(0), kit.cp.zeros(1)
     loop = RepeatWhile(kit.tick(done), SkipGuard(done, 0, left, 0), 1000)
-    graph = kit.graph(lambda: done.fill(0), loop, kit.affine(y, 1.0, 1.0), kit.tick(word))
-    hold: Completion[None] = Completion(None)
-    first = replay(graph, 2, seeds=[hold])
-    second = replay(graph, 300, seeds=())
+    graph = kit.graph(lambda: done.fill(0), loop, kit.affine(y, 1.0, 1.0))
+    # Held by device work, not by host work: a launch blocks once about a thousand of them are waiting.
+    slow = replay(kit.graph(kit.spin(50)))
+    first = replay(graph, 2, seeds=[slow])
+    second = replay(graph, 300, seeds=())  # more than there are stop slots
     third = replay(graph, 1, seeds=())
     second.stop()
     first.stop()
-    hold.settle()
     third.wait(20)
     assert first.done()
     assert second.done()
