@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +152,24 @@ def build_unit(
     if target == "host":
         require_compiler()
     _make_store(bundles)
+    options: dict[str, Any] = {"mode": scalar_type, "targets": (target,)}
+    if target == "cuda":
+        options |= {"device_arch": arch, "defines": ("HAWK_FAST_ENTRIES=1",)}
+    same: Any = {"target": target, "scalar_type": scalar_type, "cache_dir": cache_dir, "arch": arch}
+    for kernel, primal in _derivatives(kernels):
+        options.setdefault("derivative", {})[kernel.name] = (primal.name, build_unit([primal], **same).digest)
     with _sole_builder(bundles, key):
         unit = None if rebuild else _usable(folder, key)  # another builder may have finished meanwhile
-        return unit or _build(kernels, bundles, folder, key, target, scalar_type, arch)
+        return unit or _build(kernels, bundles, folder, key, options)
+
+
+def _derivatives(kernels: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Derivative kernels whose primal is neither in the bundle nor named by its unit, each with its primal."""
+    names = {kernel.name for kernel in kernels}
+    for kernel in kernels:
+        primal = getattr(kernel.sinks, "source", None)
+        if primal is not None and kernel.sinks.primal_unit is None and primal.name not in names:
+            yield kernel, primal
 
 
 def _make_store(bundles: Path) -> None:
@@ -168,19 +183,14 @@ def _make_store(bundles: Path) -> None:
         ) from error
 
 
-def _build(
-    kernels: Sequence[Any], bundles: Path, folder: Path, key: str, target: str, scalar_type: str, arch: str
-) -> Unit:
+def _build(kernels: Sequence[Any], bundles: Path, folder: Path, key: str, options: Mapping[str, Any]) -> Unit:
     import hawk
 
     private = Path(tempfile.mkdtemp(prefix=".tmp-", dir=bundles))
     try:
         # hawk maps what its compile cache holds unchecked, and a damaged file there kills the process; a private
         # cache holds only what this build has written.
-        options: dict[str, Any] = {"mode": scalar_type, "targets": (target,), "cache_dir": private / "compile"}
-        if target == "cuda":
-            options |= {"device_arch": arch, "defines": ("HAWK_FAST_ENTRIES=1",)}
-        hawk.build(list(kernels), private / "unit", **options)
+        hawk.build(list(kernels), private / "unit", cache_dir=private / "compile", **options)
         write_record(private / "unit", key)
         if folder.exists():
             os.rename(folder, private / "replaced")

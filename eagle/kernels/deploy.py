@@ -70,6 +70,8 @@ def deploy(
             return tuple(Plan(p) for p in _built(plugin, **options))
         if all(isinstance(item, (Plugin, Plan)) for item in plugin):
             return tuple(deploy(item, **options) for item in plugin)
+        if hasattr(plugin, "primal"):
+            raise ValueError(f'this derivative is no kernel yet; name it: hawk.Kernel("{plugin.primal}_vjp", vjp(...))')
         strangers = ", ".join(type(item).__name__ for item in plugin if not is_hawk_kernel(item))
         raise ValueError(f"a list for deploy holds hawk kernels only; got {strangers} among them")
     if is_hawk_kernel(plugin):

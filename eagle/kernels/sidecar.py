@@ -133,11 +133,18 @@ def _checked_version(meta: dict[str, Any], where: str, *, manifest: bool) -> int
         check_execution_axis(meta, version, name=where)
         if "launch" in meta:
             check_lane_space(meta, name=where)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UnsupportedSchema(
             f"{where}: {error} (this eagle reads schema versions 1 to {MAX_SCHEMA_VERSION})"
         ) from error
     return version
+
+
+def _count(value: object, what: str) -> int:
+    """A count of the document: sizes of memory are made of these, so nothing but a sane whole number passes."""
+    if type(value) is not int or not 1 <= value < 2**31:
+        raise ValueError(f"{what} is {value!r}, expected a whole number from 1 up")
+    return value
 
 
 def _finish_of(meta: Mapping[str, Any], where: str) -> Finish | None:
@@ -146,22 +153,25 @@ def _finish_of(meta: Mapping[str, Any], where: str) -> Finish | None:
         return None
     steps = block.get("steps", 1)
     if steps == "auto":
-        return Finish("auto", int(block.get("steps_max", 64)))
-    if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1:
+        return Finish("auto", _count(block.get("steps_max", 64), "finish.steps_max"))
+    if type(steps) is int and 1 <= steps < 2**31:
         return Finish(steps, steps)
     raise UnsupportedSchema(f'{where}: finish.steps is {steps!r}, expected "auto" or a number >= 1; rebuild the kernel')
 
 
+_DTYPES = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)), "float32", "float64")
 _LEGACY_DTYPES = {"float": None, "scalar": None, "vector": None, "matrix": None, "int": "int64", "bool": "bool"}
 
 
 def _dtype_of(name: str, word: str | None, real: np.dtype[Any], where: str) -> np.dtype[Any]:
     if word is None:
         return real
-    try:
-        return np.dtype(word)
-    except TypeError as error:
-        raise UnsupportedSchema(f"{where}: plane {name!r} has dtype {word!r}, which NumPy does not know") from error
+    if word not in _DTYPES:
+        raise UnsupportedSchema(
+            f"{where}: plane {name!r} has dtype {word!r}, unknown to this eagle (known: {', '.join(_DTYPES)}); "
+            "install a newer eagle-aio or rebuild the unit"
+        )
+    return np.dtype(word)
 
 
 def _args_of(meta: Mapping[str, Any], real: np.dtype[Any], where: str) -> tuple[Arg, ...]:
@@ -176,18 +186,24 @@ def _args_of(meta: Mapping[str, Any], real: np.dtype[Any], where: str) -> tuple[
         role, name = pair
         declared = mutables.get(name, {})
         struct = struct_of(role, str(declared.get("dtype", "scalar")), where=where)
-        width = int(declared.get("width") or widths.get(name) or vectors.get(name) or 1)
+        width = _count(declared.get("width") or widths.get(name) or vectors.get(name) or 1, f"the width of {name!r}")
         shape: tuple[int, ...] = ()
         if role == "mat_in":
             shape = tuple(matrices.get(name) or (width, 1))
         elif struct == "gref":
             shape = tuple(declared.get("shape") or (width if width > 1 or name in widths else 3,))
+        if len(shape) > 2:
+            raise ValueError(f"the shape of {name!r} is {shape}, expected one or two axes")
+        shape = tuple(_count(extent, f"the shape of {name!r}") for extent in shape)
+        default = declared.get("default")
+        if default is not None and (isinstance(default, bool) or not isinstance(default, (int, float))):
+            raise ValueError(f"the default of {name!r} is {default!r}, expected a number")
         fallback = _LEGACY_DTYPES.get(str(declared.get("dtype")), None)
         word = "bool" if role == "terminated" else dtypes.get(name, fallback)
         dtype = _dtype_of(name, "int64" if role == "nsamples" or name in integers else word, real, where)
         prior = role != "mutable" or bool(declared.get("prior", not dtypes))
         readonly = role == "terminated" and bool(meta.get("terminated_readonly"))
-        args.append(Arg(name, role, dtype, shape, struct, prior, declared.get("default"), readonly))
+        args.append(Arg(name, role, dtype, shape, struct, prior, default, readonly))
     return tuple(args)
 
 
@@ -214,7 +230,10 @@ def read_sidecar(path: Path, *, kind: str = "kernel sidecar") -> Sidecar:
         real = np_dtype(meta.get("scalar_type", "float64"))
         args = _args_of(meta, real, where)
         finish = _finish_of(meta, where)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        host_entry = meta.get("host_entry")
+        if host_entry is not None and not isinstance(host_entry, str):
+            raise ValueError(f"host_entry is {host_entry!r}, expected a symbol's name")
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         if isinstance(error, ArtifactError):
             raise
         raise ArtifactError(f"{where}: the sidecar is damaged ({error!r}); rebuild the unit with hawk.build") from error
@@ -226,7 +245,7 @@ def read_sidecar(path: Path, *, kind: str = "kernel sidecar") -> Sidecar:
         scalar_type=str(meta.get("scalar_type", "float64")),
         args=args,
         finish=finish,
-        host_entry=meta.get("host_entry"),
+        host_entry=host_entry,
         access=meta.get("exec_access"),
         meta=MappingProxyType(meta),
     )
@@ -234,7 +253,7 @@ def read_sidecar(path: Path, *, kind: str = "kernel sidecar") -> Sidecar:
 
 def _pattern_of(meta: Mapping[str, Any], where: str) -> str:
     pattern = meta.get("pattern")
-    if pattern not in ALL_PATTERNS:
+    if not isinstance(pattern, str) or pattern not in ALL_PATTERNS:
         raise UnsupportedSchema(
             f"{where}: pattern {pattern!r} is unknown to this eagle (known: {', '.join(sorted(ALL_PATTERNS))}); "
             "install a newer eagle-aio or rebuild the unit"
@@ -260,14 +279,17 @@ def _entry_of(block: Any, folder: Path, where: Path) -> ManifestEntry:
     if not isinstance(block, dict) or not isinstance(block.get("id"), str):
         raise ArtifactError(f"{where}: a plugin entry needs an 'id'; got {block!r}")
     format_ = block.get("format", "ptx")
-    if format_ not in MANIFEST_FORMATS:
+    if not isinstance(format_, str) or format_ not in MANIFEST_FORMATS:
         raise UnsupportedSchema(
             f"{where}: entry {block['id']!r} has format {format_!r}, unknown to this eagle "
             f"(known: {', '.join(sorted(MANIFEST_FORMATS))})"
         )
+    order = block.get("order", 0)
+    if type(order) is not int:
+        raise ArtifactError(f"{where}: entry {block['id']!r} has order {order!r}, expected a whole number")
     return ManifestEntry(
         id=block["id"],
-        order=int(block.get("order", 0)),
+        order=order,
         enabled=bool(block.get("enabled", True)),
         artifact=_inside(folder, block.get("artifact"), f"the artifact of {block['id']!r}", where),
         sidecar=_inside(folder, block.get("sidecar"), f"the sidecar of {block['id']!r}", where),

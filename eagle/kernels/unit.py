@@ -54,8 +54,8 @@ class Unit:
         """
         try:
             content = path.read_bytes()
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read ({error.strerror}); rebuild the unit") from error
+        except (OSError, ValueError) as error:  # ValueError: no name that a file can have
+            raise ArtifactError(f"{path!s:.200} cannot be read ({error}); rebuild the unit") from error
         expected = self.digests.get(path.name)
         found = hashlib.sha256(content).hexdigest()
         if found != expected:
@@ -75,7 +75,10 @@ def read_unit(folder: Path) -> Unit:
     stamp_path = folder / STAMP
     try:
         stamp = read_document(stamp_path)
-        digests = dict(stamp["files"])
+        files = stamp["files"]
+        if not isinstance(files, dict):
+            raise TypeError(f"'files' is a {type(files).__name__}")
+        digests: dict[str, Any] = files
         digest = str(stamp["unit"])
     except FileNotFoundError as error:
         raise ArtifactError(f"{folder} holds no {STAMP}: it is no complete deployment unit; rebuild it") from error
@@ -88,6 +91,10 @@ def read_unit(folder: Path) -> Unit:
         unit.read(folder / name)
     try:
         manifest = read_manifest(folder / "manifest.json")
+        read = [manifest.path, *(entry.sidecar for entry in manifest.entries if entry.enabled)]
+        loose = [path.name for path in read if path.parent != folder or path.name not in digests]
+        if loose:
+            raise ArtifactError(f"{stamp_path} gives no digest of {', '.join(loose)}; rebuild the unit")
         sidecars = {entry.id: read_sidecar(entry.sidecar) for entry in manifest.entries if entry.enabled}
     except FileNotFoundError as error:
         raise ArtifactError(f"{folder}: {Path(str(error.filename)).name} is missing; rebuild the unit") from error
@@ -153,7 +160,10 @@ def check_record(folder: Path, key: str) -> None:
                 record.get(field),
                 want,
             )
-    missing = set(record.get("cpu_features") or ()) - cpu_features()
+    features = record.get("cpu_features")
+    if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
+        raise AbiMismatch(f"{folder}: {RECORD} lists no CPU features; the unit must be rebuilt")
+    missing = set(features) - cpu_features()
     if missing:
         raise AbiMismatch(
             f"{folder}: built for a CPU with {', '.join(sorted(missing))}; the unit must be rebuilt", missing
