@@ -81,7 +81,7 @@ class HostGraph(AbstractGraph):
         counters.issued()
         try:
             with _lock:
-                self._queue.put(work.run, seeds or ())  # type: ignore[arg-type]
+                self._queue.put(work.run, seeds or (), work.word.ask)  # type: ignore[arg-type]
                 self.issued(completion)
         except StateError:
             counters.finished("cancelled")

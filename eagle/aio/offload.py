@@ -56,7 +56,7 @@ async def off_loop(fn: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> 
             error = caught
         completion.settle(error)
 
-    workers.start(call)
+    workers.start(call, stop=word.ask)
     return (await leave_when_done(completion)).pop()
 
 

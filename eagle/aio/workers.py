@@ -41,22 +41,36 @@ class Settles(Protocol):
         """Call `fn` once: now when settled, else in the thread that settles it."""
 
 
+class _Job:
+    __slots__ = ("after", "run", "stop")
+
+    def __init__(self, run: Callable[[], object], after: Sequence[Settles], stop: Callable[[], object] | None) -> None:
+        self.run, self.after, self.stop = run, after, stop
+
+
 class WorkQueue:
     """Jobs that run one after the other, in the order they were put, on a thread borrowed from the pool."""
 
-    __slots__ = ("_jobs", "_pool", "_served")
+    __slots__ = ("_jobs", "_pool", "_served", "_stop")
 
     def __init__(self) -> None:
         self._pool = _pool
-        self._jobs: deque[tuple[Callable[[], object], Sequence[Settles]]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._served = False
+        self._stop: Callable[[], object] | None = None  # of the job that runs
 
-    def put(self, job: Callable[[], object], after: Sequence[Settles] = ()) -> None:
+    def put(
+        self,
+        job: Callable[[], object],
+        after: Sequence[Settles] = (),
+        stop: Callable[[], object] | None = None,
+    ) -> None:
         """Run `job` behind the earlier ones, and not before everything in `after` has settled.
 
         Args:
             job: Takes nothing; what it returns is ignored, what it raises is logged.
             after: Completions to wait for. No thread is kept while the job waits for them.
+            stop: Asks the running job to end early; called when the interpreter exits.
 
         Raises:
             StateError: The interpreter is exiting, or no thread could be started; the job was not taken.
@@ -66,7 +80,7 @@ class WorkQueue:
                 self._pool, self._served = _pool, False
                 self._jobs.clear()
             _pool.refuse_when_closing()
-            self._jobs.append((job, after))
+            self._jobs.append(_Job(job, after, stop))
             if self._served:
                 return
             self._served = True
@@ -79,29 +93,46 @@ class WorkQueue:
 
     def run_jobs(self) -> None:
         """Run what is here until it is empty, held, or others wait for a thread. Called by the pool's threads."""
+        job = self._next()
+        while job is not None:
+            try:
+                job.run()
+            except BaseException:
+                _log.exception("a job of a work queue raised; the queue goes on")
+            del job  # or its arrays live until the next one comes
+            job = self._next(ran=True)
+
+    def stop_running(self) -> None:
+        """Ask the running job to end early."""
+        if self._stop is not None:
+            self._stop()
+
+    def _next(self, ran: bool = False) -> _Job | None:
+        """Take the next job that may run; None when this thread is to leave the queue."""
         pool = self._pool
         while True:
             with pool.lock:
+                self._stop = None
+                pool.running.discard(self)
                 if pool.closing:
                     self._jobs.clear()
                 if not self._jobs:
                     self._served = False
-                    return
-                job, after = self._jobs.popleft()
-            if after and not self._clear(job, after):
-                return
-            try:
-                job()
-            except BaseException:
-                _log.exception("a job of a work queue raised; the queue goes on")
-            del job, after  # or the last job's arrays live until the next one comes
-            with pool.lock:
-                if pool.waiting and self._jobs:  # every thread is busy: take turns
+                    return None
+                if ran and pool.waiting:  # every thread is busy: take turns
                     pool.waiting.append(self)
-                    return
+                    return None
+                job = self._jobs[0]
+                if not job.after:
+                    self._stop = job.stop
+                    pool.running.add(self)
+                    return self._jobs.popleft()
+            if not self._clear(job):
+                return None
 
-    def _clear(self, job: Callable[[], object], after: Sequence[Settles]) -> bool:
-        """Whether the job may run now; otherwise the last one it waits for brings the queue back to the pool."""
+    def _clear(self, job: _Job) -> bool:
+        """Whether the first job may run now; otherwise the last one it waits for brings the queue back to the pool."""
+        after, job.after = job.after, ()
         left = len(after) + 1
 
         def passed() -> bool:
@@ -112,17 +143,16 @@ class WorkQueue:
 
         def settled() -> None:
             if passed():
-                self._resume(job)
+                self._resume()
 
         for one in after:
             one.when_settled(settled)
         return passed()
 
-    def _resume(self, job: Callable[[], object]) -> None:
+    def _resume(self) -> None:
         with _pool.lock:
             if self._pool is not _pool or _pool.closing:
                 return
-            self._jobs.appendleft((job, ()))
             try:
                 _pool.serve(self)
             except StateError:  # no thread can be had now: whoever is free next takes it
@@ -161,6 +191,7 @@ class _Pool:
         self.ended = threading.Condition(self.lock)
         self.idle: list[_Worker] = []
         self.waiting: deque[WorkQueue] = deque()
+        self.running: set[WorkQueue] = set()
         self.threads = 0
         self.lent = 0  # threads that block for other host work: each may be stood in for
         self.started = 0
@@ -228,6 +259,8 @@ class _Pool:
         with self.lock:
             self.closing = True
             self.waiting.clear()
+            for queue in self.running:
+                queue.stop_running()
             while self.threads - len(self.idle) - self.lent > 0:
                 self.ended.wait()
 
@@ -249,13 +282,13 @@ _pool = _Pool()
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-def start(job: Callable[[], object]) -> None:
-    """Run `job` on a thread of the pool, unordered; what it raises is logged.
+def start(job: Callable[[], object], stop: Callable[[], object] | None = None) -> None:
+    """Run `job` on a thread of the pool, unordered; what it raises is logged. See `WorkQueue.put` for `stop`.
 
     Raises:
         StateError: The interpreter is exiting, or no thread could be started.
     """
-    WorkQueue().put(job)
+    WorkQueue().put(job, stop=stop)
 
 
 def blocking() -> AbstractContextManager[None]:

@@ -219,6 +219,17 @@ class TestExit:
             time.sleep(0.05)
         """).check().out.split() == ["0"]
 
+    def test_the_running_job_is_asked_to_end(self) -> None:
+        run_script(
+            """
+            import threading
+            from eagle.aio import workers
+            ended = threading.Event()
+            workers.start(lambda: ended.wait(30), stop=ended.set)
+        """,
+            limit_s=20,
+        ).check()
+
     def test_jobs_that_come_too_late_are_refused(self) -> None:
         assert run_script("""
             import atexit

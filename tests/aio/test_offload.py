@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import eagle
+import eagle.aio
+from eagle.aio.completion import drive
+from eagle.aio.offload import off_loop, on_the_callers_stream
+from tests.helpers.steps import Steps, held, until
+
+steps = Steps("host")
+variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="nobody's")
+
+
+async def test_it_runs_elsewhere_with_its_arguments_and_context() -> None:
+    def work(a: int, *, b: int) -> tuple[int, int, str]:
+        return threading.get_ident(), a + b, variable.get()
+
+    variable.set("mine")
+    thread, total, seen = await off_loop(work, 1, b=2)
+    assert thread != threading.get_ident()
+    assert (total, seen) == (3, "mine")
+
+
+async def test_its_error_arrives() -> None:
+    def work() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await off_loop(work)
+
+
+async def test_a_cancel_waits_for_its_end() -> None:
+    latch, left = steps.latch(), []
+
+    async def go() -> None:
+        try:
+            await off_loop(latch)
+        finally:
+            left.append(latch.passed)
+
+    with anyio.fail_after(10), held(latch):
+        async with anyio.create_task_group() as group:
+            group.start_soon(go)
+            await until(lambda: latch.entered)
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.01)
+            assert left == []
+            latch.open()
+    assert left == [1]
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False})])
+async def test_so_do_two_native_cancels() -> None:
+    latch = steps.latch()
+    task = asyncio.ensure_future(off_loop(latch))
+    with held(latch):
+        await until(lambda: latch.entered)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.005)
+        assert not task.done()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 10)
+    assert latch.passed == 1
+
+
+async def test_a_cancel_ends_a_host_loop_in_it() -> None:
+    on = np.ones(1, np.uint32)
+    loop = eagle.repeat_while(lambda: None, eagle.SkipGuard.nonzero(on), 2**32 - 1)
+    with anyio.fail_after(10):
+        with anyio.move_on_after(0.02) as scope:
+            await off_loop(loop)
+    assert scope.cancelled_caught
+
+
+def test_driven_without_a_loop_it_stays_in_the_thread() -> None:
+    assert drive(off_loop(threading.get_ident)) == threading.get_ident()
+
+
+def test_without_cupy_the_function_is_itself() -> None:
+    def work() -> None: ...
+
+    if on_the_callers_stream(work) is not work:
+        pytest.skip("CuPy is loaded")
+
+
+@pytest.mark.gpu
+def test_with_cupy_the_stream_goes_along() -> None:
+    import cupy
+
+    seen: list[Any] = []
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        work = on_the_callers_stream(lambda: seen.append(cupy.cuda.get_current_stream().ptr))
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [stream.ptr]
+
+
+def test_deploy_has_the_parameters_of_the_plain_one() -> None:
+    ours, plain = (inspect.signature(fn).parameters for fn in (eagle.aio.deploy, eagle.deploy))
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [(p.name, p.kind, p.default) for p in plain.values()]
+    assert inspect.iscoroutinefunction(eagle.aio.deploy)
