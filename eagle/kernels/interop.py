@@ -20,7 +20,7 @@ from eagle.errors import BackendUnavailable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ("Adapter", "detect", "is_capturing", "origin_adapter", "to_cupy")
+__all__ = ("Adapter", "detect", "is_capturing", "let_frameworks_wait", "origin_adapter", "to_cupy")
 
 # DLPack's device types: memory a CPU can read as it is, and memory CuPy can.
 _HOST_TYPES = (1, 3)  # CPU, CUDA pinned host memory
@@ -372,6 +372,23 @@ def to_cupy(x: object) -> Any:
     if hasattr(x, "__cuda_array_interface__") and not isinstance(x, type):
         return _cupy_outside_capture(type(x).__name__).asarray(x)
     return _upload(x)
+
+
+def let_frameworks_wait(arguments: Iterable[tuple[object, Any]]) -> None:
+    """Let every framework among the arguments of a device call wait for what CuPy's current stream holds.
+
+    Called behind the launch, for arguments that no result hands back: what was written in place is then seen by the
+    framework's next operation, and memory that it frees is not used again under the running kernel.
+
+    Args:
+        arguments: Each argument as the caller gave it, with a CuPy array on the device of the call.
+    """
+    told: set[str] = set()
+    for given, alias in arguments:
+        adapter = detect(given)
+        if adapter is not None and adapter.name not in told and adapter.is_device(given):
+            told.add(adapter.name)
+            adapter.wait_for(alias)
 
 
 def is_capturing() -> bool:

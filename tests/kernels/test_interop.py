@@ -10,7 +10,7 @@ import pytest
 
 from eagle.errors import BackendUnavailable
 from eagle.kernels.device import unusable_reason
-from eagle.kernels.interop import detect, origin_adapter, to_cupy
+from eagle.kernels.interop import detect, let_frameworks_wait, origin_adapter, to_cupy
 from tests.helpers.child import run_script
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "warp", "cupy")
@@ -162,6 +162,21 @@ def test_memory_that_nothing_here_reads_is_refused() -> None:
         detect(x).to_numpy(x)
     with pytest.raises(TypeError, match="__dlpack_device__"):
         detect(Half()).to_numpy(Half())
+
+
+def test_each_framework_on_the_device_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        def __init__(self, is_cuda: bool) -> None:
+            self.is_cuda = is_cuda
+
+    module = type(sys)("torch")
+    module.Tensor = Tensor  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", module)
+    waited: list[Any] = []
+    monkeypatch.setattr(type(detect(Tensor(True))), "wait_for", lambda _self, alias: waited.append(alias))
+    given = [Tensor(False), np.zeros(2), 3.0, Tensor(True), Tensor(True)]
+    let_frameworks_wait(zip(given, "abcde", strict=True))
+    assert waited == ["d"]
 
 
 @pytest.mark.skipif(unusable_reason() is None, reason="a GPU can be used here")
