@@ -12,7 +12,7 @@ import gc
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from eagle.aio.target import Member, Stage
 
-__all__ = ("Recording", "captures_here", "record")
+__all__ = ("Recording", "captures_here", "nodes_of", "record")
 
 _INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
 _ATTEMPTS = 3
@@ -43,6 +43,9 @@ _here = _ThisThread()
 _collector_lock = threading.Lock()
 _captures = 0
 _collected_before = False
+
+
+_Frontier: TypeAlias = frozenset[int]
 
 
 @dataclass
@@ -119,7 +122,7 @@ class _Attempt:
         self._words: list[Any] = []
         self._loops = 0
         self._recording = Recording()
-        self._root = 0  # handle of the graph under construction
+        self._spans: list[tuple[int, _Frontier, _Frontier]] = []  # of each member: what its stream held before, after
 
     def run(self, stages: Sequence[Stage]) -> Recording:
         recording = self._recording
@@ -176,7 +179,6 @@ class _Attempt:
         builder = device.create_stream(self._stream).create_graph_builder()
         self._builders.append(builder)
         builder.begin_building("relaxed")
-        self._root = int(self._driver.cuStreamGetCaptureInfo(self._stream.ptr)[3])
         return builder
 
     def _stage(self, stage: Stage, main: Any) -> Any:
@@ -184,8 +186,6 @@ class _Attempt:
         if len(stage) == 1:
             self._member(stage[0], main, self._stream)
             return main
-        if not self._capturing(self._stream):
-            raise _BrokenCapture(f"the capture was invalidated before {stage[0]}")
         branches = main.split(len(stage))
         self._forks += [branch for branch in branches if branch is not main]
         for member, branch in zip(stage, branches, strict=True):
@@ -193,33 +193,31 @@ class _Attempt:
         return type(main).join(*branches)
 
     def _member(self, member: Member, builder: Any, stream: Any) -> None:
-        before = set(self._nodes(self._root))
         try:
-            self._weave(member.step, builder, stream, self._root)
+            before = self._frontier(stream)
+            self._weave(member.step, builder, stream)
+            self._spans.append((member.index, before, self._frontier(stream)))
         except BaseException as error:
             if self._is_broken(error):
                 raise _BrokenCapture(f"the capture of {member} was invalidated") from error
             blame(error, f"in pipeline {self._name!r}, {member}, while its graph was captured")
             raise
-        if not self._capturing(stream):
-            raise _BrokenCapture(f"the capture of {member} was invalidated")
-        self._recording.members[member.index] = [node for node in self._nodes(self._root) if node not in before]
 
-    def _weave(self, step: Any, builder: Any, stream: Any, graph: int) -> None:
+    def _weave(self, step: Any, builder: Any, stream: Any) -> None:
         if isinstance(step, RepeatWhile):
-            self._loop(step, builder, stream, graph)
+            self._loop(step, builder, stream)
         elif isinstance(step, Skippable):
             count, baseline = guard_words(step.guard)
             condition = builder.create_condition()
             arguments = _unsigned(condition.handle, count, baseline)
             guard_kernel("eagle_if", self._device, *arguments).launch(stream.ptr)
-            with self._body(builder.if_then, condition, graph) as (body, inside, inner):
-                self._weave(step.step, body, inside, inner)
+            with self._body(builder.if_then, condition, stream) as (body, inside):
+                self._weave(step.step, body, inside)
         else:
             with stream:
                 step()
 
-    def _loop(self, loop: RepeatWhile, builder: Any, stream: Any, graph: int) -> None:
+    def _loop(self, loop: RepeatWhile, builder: Any, stream: Any) -> None:
         stops = self._recording.stops
         assert stops is not None
         replay = self._words[self._loops]
@@ -229,21 +227,20 @@ class _Attempt:
         arguments = _unsigned(condition.handle, count, baseline, loop.cell.data.ptr, replay.data.ptr, stops.address)
         cap = np.uint32(loop.max_iters)
         guard_kernel("eagle_loop_head", self._device, *arguments, cap).launch(stream.ptr)
-        with self._body(builder.while_loop, condition, graph) as (body, inside, inner):
+        with self._body(builder.while_loop, condition, stream) as (body, inside):
             for part in loop.parts:
-                self._weave(part, body, inside, inner)
+                self._weave(part, body, inside)
             guard_kernel("eagle_loop_tail", self._device, *arguments).launch(inside.ptr)
 
     @contextmanager
-    def _body(self, make: Any, condition: Any, graph: int) -> Iterator[tuple[Any, Any, int]]:
-        """A conditional node and the capture of its body: the body's builder, stream and graph handle."""
-        before = set(self._nodes(graph))
+    def _body(self, make: Any, condition: Any, stream: Any) -> Iterator[tuple[Any, Any]]:
+        """A conditional node behind what `stream` holds, and the capture of its body: its builder and stream."""
         body = make(condition)
         self._builders.append(body)
-        (node,) = (node for node in self._nodes(graph) if node not in before)
-        definition = self._recording.bodies[node] = body.graph_definition
+        (node,) = self._frontier(stream)  # everything that follows on the stream follows this node
+        self._recording.bodies[node] = body.graph_definition
         body.begin_building("relaxed")
-        yield body, self._stream_of(body), int(definition.handle)
+        yield body, self._stream_of(body)
         body.end_building()
 
     def _end(self, main: Any) -> None:
@@ -251,7 +248,8 @@ class _Attempt:
         try:
             main.end_building()
             recording.definition = main.graph_definition
-            recording.order = self._nodes(int(recording.definition.handle))
+            recording.order = nodes_of(int(recording.definition.handle))
+            recording.members = _attributed(recording, self._spans)
             recording.graph = main.complete()
         except Exception as error:
             if self._is_broken(error):
@@ -280,19 +278,48 @@ class _Attempt:
 
     def _is_broken(self, error: BaseException) -> bool:
         """Whether an error only says that the capture had been invalidated before."""
-        if cuda_code(error) == _INVALIDATED:
+        if isinstance(error, _BrokenCapture) or cuda_code(error) == _INVALIDATED:
             return True
         # cuda-core says so in words: it refuses to go on with a capture that is already invalid.
         return type(error) is RuntimeError and "has been invalidated" in str(error)
 
-    def _capturing(self, stream: Any) -> bool:
-        status = self._driver.cuStreamGetCaptureInfo(stream.ptr)[1]
-        return bool(status == self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
+    def _frontier(self, stream: Any) -> _Frontier:
+        """The nodes that the next one on a capturing stream will depend on.
 
-    def _nodes(self, graph: int) -> list[int]:
-        """Handles of a graph's nodes in the order they were added; legal while it is captured."""
-        count = self._driver.cuGraphGetNodes(graph)[-1]
-        return [int(node) for node in self._driver.cuGraphGetNodes(graph, count)[1][:count]] if count else []
+        The graph under construction is never looked into: another thread may invalidate, and so destroy, it any moment.
+        """
+        _, status, _, _, dependencies, *_ = self._driver.cuStreamGetCaptureInfo(stream.ptr)
+        if status != self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+            raise _BrokenCapture("the capture was invalidated")
+        return frozenset(int(node) for node in dependencies)
+
+
+def nodes_of(graph: int) -> list[int]:
+    """Handles of a finished graph's nodes in the order they were added."""
+    driver = cuda_driver()
+    count = driver.cuGraphGetNodes(graph)[-1]
+    return [int(node) for node in driver.cuGraphGetNodes(graph, count)[1][:count]] if count else []
+
+
+def _attributed(recording: Recording, spans: list[tuple[int, _Frontier, _Frontier]]) -> dict[int, list[int]]:
+    """The nodes of each member: those between what its stream held before and what it held after."""
+    before_node: dict[int, list[int]] = {}
+    for earlier, later in recording.definition.edges():
+        before_node.setdefault(int(later.handle), []).append(int(earlier.handle))
+    place = {node: index for index, node in enumerate(recording.order)}
+    members: dict[int, list[int]] = {}
+    owned: set[int] = set()
+    for index, before, after in spans:
+        mine: set[int] = set()
+        todo = list(after)
+        while todo:
+            node = todo.pop()
+            if node not in before and node not in owned and node not in mine:
+                mine.add(node)
+                todo += before_node.get(node, ())
+        owned |= mine
+        members[index] = sorted(mine, key=place.__getitem__)
+    return members
 
 
 def _unsigned(*words: Any) -> list[Any]:

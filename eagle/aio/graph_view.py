@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle.aio.capture import nodes_of
 from eagle.kernels.device_call import cuda_driver
 
 if TYPE_CHECKING:
@@ -33,18 +34,16 @@ def kernel_names(graph: int, bodies: Mapping[int, Any]) -> list[str]:
         bodies: Definitions of the bodies of conditional nodes, by the handle of the node.
     """
     driver = cuda_driver()
-    count = driver.cuGraphGetNodes(graph)[-1]
-    nodes = driver.cuGraphGetNodes(graph, count)[1][:count] if count else []
     names: list[str] = []
-    for node in nodes:
-        if int(node) in bodies:
-            names += kernel_names(int(bodies[int(node)].handle), bodies)
+    for node in nodes_of(graph):
+        if node in bodies:
+            names += kernel_names(int(bodies[node].handle), bodies)
         elif driver.cuGraphNodeGetType(node)[1] == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
             names.append(_name_of(node))
     return names
 
 
-def _name_of(node: Any) -> str:
+def _name_of(node: int) -> str:
     driver = cuda_driver()
     status, params = driver.cuGraphKernelNodeGetParams(node)
     if int(status) == 0:
