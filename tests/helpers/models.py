@@ -8,7 +8,8 @@ from typing import Any
 import hawk
 import hawk.math as hm
 import numpy as np
-from hawk import Index, Int32, Matrix, Mutable, Param, Scalar, Table, Terminated, Vector, Wide, WideOut
+from hawk import Index, Int32, Kernel, Matrix, Mutable, Param, Scalar, Table, Terminated, Vector, Wide, WideOut
+from hawk.diff import vjp
 from hawk.ext import Guard, Kind
 
 LISTED = Kind("listed", guard=Guard(active_set=True))
@@ -182,8 +183,25 @@ def named(x: Scalar):
 
 
 @hawk.kernel
+def total(x: Scalar):
+    return hawk.sum(x)
+
+
+@hawk.kernel
+def total_vector(v: Vector[3]):
+    return hawk.sum(v)
+
+
+@hawk.kernel
 def cubic(x: Scalar, a: Param, y: Mutable[Scalar]):
     y = a * x * x * x
+
+
+# Derivatives: bar_y in; bar_x (and bar_a, or the shared bar_theta and bar_u) out.
+cubic_vjp = Kernel("cubic_vjp", vjp(cubic))
+line_vjp = Kernel("line_vjp", vjp(line))
+grid_vjp = Kernel("grid_vjp", vjp(grid_value))
+edge_vjp = Kernel("edge_vjp", vjp(edge_sum))
 
 
 # ---- planes --------------------------------------------------------------------------------------------------------
