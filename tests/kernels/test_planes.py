@@ -78,9 +78,9 @@ WAYS = {
     "list": lambda c: c.tolist(),
 }
 REFUSED = {
-    "view of sample-major", "strided", "reversed", "big-endian", "float32", "integers", "complex", "objects", "misaligned", "structured",
-    "masked", "list",
-}  # fmt: skip
+    *("view of sample-major", "strided", "reversed", "big-endian", "float32", "integers", "complex", "objects"),
+    *("misaligned", "structured", "masked", "list"),
+}
 
 
 class Stubborn(np.ndarray):

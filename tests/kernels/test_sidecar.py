@@ -234,7 +234,7 @@ def test_a_document_of_more_than_16_mib_is_not_even_read(tmp_path: Path) -> None
         b"[" * 200_000,
         b'{"a":' * 100_000,
         b"1" * 5000,
-    ],  # fmt: skip
+    ],
     ids="empty cut list null text no-utf-8 tail deep-list deep-object long-number".split(),
 )
 def test_what_is_no_object_of_json(tmp_path: Path, content: bytes) -> None:
