@@ -97,6 +97,7 @@ class BoundLoop:
         loop: The `RepeatWhile` that says the same; `iterations()` is of the last run.
         fused_steps: The steps word of an automatic kernel, or None.
         watchers: Who follows the run.
+        copied: Whether a sample-major plane was copied in, and must be copied back.
         running: The run in progress, or None.
     """
 
@@ -123,6 +124,7 @@ class BoundLoop:
         self.finished = self.make_counter()
         self._total = xp.full(1, self.n, np.uint32)
         self.fused_steps = xp.ones(1, np.int64) if self._has(FUSED_STEPS) else None
+        self.copied = any(plane.source is not None for plane in planes.planes.values())
         self.active = self._active_set(reorder)
         self.bound = tuple(BoundPlan(plan, planes, self._words(plan), plan.side(residency)) for plan in step.plans)
         self.loop = self._repeat(max_steps)

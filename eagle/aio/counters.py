@@ -173,6 +173,13 @@ def issued(*, waited: bool = False) -> None:
             counts.queued -= 1
 
 
+def admitted() -> None:
+    """Count the end of waiting: what was queued counts itself when it begins."""
+    counts = _counts
+    with counts.lock:
+        counts.queued -= 1
+
+
 def finished(outcome: Outcome) -> None:
     """Count the end of a unit that was issued."""
     counts = _counts

@@ -64,6 +64,8 @@ class CudaGraph(AbstractGraph):
         self._recording: Recording | None = None
         self._executable = 0
         self._replays = 0
+        self._signal: Any = None
+        self._signalled = 0
 
     @property
     def stream(self) -> int:
@@ -156,6 +158,9 @@ class CudaGraph(AbstractGraph):
                     self._replays += 1
                 event = self._pool.take()
                 event.record(stream)
+                if self._signal is not None and n:
+                    self._signalled = (self._signalled + n) & 0xFFFFFFFF
+                    event.announced_by(self._signal, self._signalled)
             except Exception as error:
                 fault = fault_from(error, device, during=self.name)
                 if fault is None or fault is error:
@@ -236,6 +241,10 @@ class CudaGraph(AbstractGraph):
             raise self._cupy.cuda.driver.CUDADriverError(int(status))
         seed.when_settled(partial(word.fill, 1))
         return memory
+
+    def announce_end(self, signal: Any) -> None:
+        """Tell where each replay's last step announces its end; see `GraphPipeline.announce_end`."""
+        self._signal = signal
 
     # ---- members -------------------------------------------------------------------------------------------------
 

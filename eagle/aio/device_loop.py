@@ -13,7 +13,7 @@ from eagle.aio.bound_loop import BoundLoop
 from eagle.aio.device_cells import Cells, Fetched, SharedWord, count_mask, pacing, tick
 from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
 from eagle.aio.pipeline import GraphPipeline
-from eagle.aio.shapes import Shape, choose
+from eagle.aio.shapes import UNIFORM, Shape, choose
 from eagle.kernels.binding import struct_values
 from eagle.kernels.device import device_props
 
@@ -40,6 +40,8 @@ class DeviceLoop(BoundLoop):
         evenness: Mean over largest step count of the last run that told, or None.
     """
 
+    pipeline_class: type[GraphPipeline] = GraphPipeline  # the blocking face hands out blocking pipelines
+
     def __init__(self, *args: Any, max_steps: int, **options: Any) -> None:
         super().__init__(*args, max_steps=max_steps, **options)
         self.device: int = self.residency.device or 0
@@ -49,6 +51,7 @@ class DeviceLoop(BoundLoop):
         self.reorders_before = 0
         self.last_policy: list[int] | None = None
         self._fused: dict[tuple[Shape, int | None], GraphPipeline] = {}
+        self._shape: Shape | None = None
         self._band: GraphPipeline | None = None
         self._shown: GraphPipeline | None = None
         self.word = None if self.fused_steps is None else SharedWord(self.fused_steps)
@@ -58,7 +61,7 @@ class DeviceLoop(BoundLoop):
     def make_counter(self) -> Any:
         """The finished counter, one of the cells."""
         paced = self.auto and self.step.active_set
-        self.cells = Cells(self.step.steps_max + 1 if paced else 0)
+        self.cells = Cells(self.residency.device or 0, self.step.steps_max + 1 if paced else 0)
         return self.cells.finished
 
     @property
@@ -97,10 +100,10 @@ class DeviceLoop(BoundLoop):
     # ---- graphs --------------------------------------------------------------------------------------------------
 
     def fused_pipeline(self, shape: Shape, priority: int | None) -> GraphPipeline:
-        """The graph of one launch: clear the counters, run, copy the counters back."""
+        """The graph of one launch: run, and report the counters."""
         pipeline = self._fused.get((shape, priority))
         if pipeline is None:
-            pipeline = self._built([self.cells.clear, self._fused_launch(shape).launch, self.cells.fetch], priority)
+            pipeline = self._built([self._fused_launch(shape).launch, self.cells.report], priority)
             self._fused[shape, priority] = pipeline
         self._shown = pipeline
         return pipeline
@@ -117,7 +120,7 @@ class DeviceLoop(BoundLoop):
             values,
             self.n,
             claim=self.cells.address("claim"),
-            util=self.cells.address("util"),
+            util=self.cells.address("util") if shape.counts_lanes else 0,
             steps=steps,
             step_sum=step_sum,
             block=shape.block,
@@ -128,25 +131,31 @@ class DeviceLoop(BoundLoop):
 
     def shape(self) -> Shape:
         """The launch shape of the next run."""
-        return choose(self.kernel, self.n, self.evenness)
+        if self._shape is None:
+            self._shape = choose(self.kernel, self.n, self.evenness)
+        return self._shape
+
+    def tell(self, evenness: float) -> None:
+        """Note how evenly the samples of a run ended; the next run's shape follows."""
+        before, self.evenness = self.evenness, evenness
+        if before is None or (before > UNIFORM) != (evenness > UNIFORM):
+            self._shape = None
 
     def band_pipeline(self, priority: int | None) -> GraphPipeline:
         """The graph of a loop: count the mask, repeat, copy the counters back."""
         if self._band is None:
-            self.iterations = Fetched(self.loop.cell)
-            self.reordered = None if self.active is None or self.active.theta is None else Fetched(self.active.reorders)
-            steps: list[Callable[[], object]] = [
-                self.cells.clear,
-                count_mask(self.mask, self.cells, self.device).launch,
-            ]
+            self.iterations = Fetched(self.loop.cell, self.device)
+            reorders = None if self.active is None else self.active.reorders
+            self.reordered = None if reorders is None else Fetched(reorders, self.device)
+            steps: list[Callable[[], object]] = [count_mask(self.mask, self.cells, self.device).launch]
             if self.active is not None:
                 self.active.prepare_compaction()
             if self.auto:
                 steps.append(self._pace_begin.launch)
-            steps += [self.loop, self.cells.fetch, self.iterations.fetch]
+            steps += [self.loop, self.iterations.fetch]
             if self.reordered is not None:
                 steps.append(self.reordered.fetch)
-            self._band = self._built(steps, priority)
+            self._band = self._built([*steps, self.cells.report], priority)
         self._shown = self._band
         return self._band
 
@@ -179,7 +188,14 @@ class DeviceLoop(BoundLoop):
             go = self.planes.xp.zeros(1, np.uint32)
             most = self.step.steps_max
             self._pace_begin, following = pacing(
-                self.cells, go, self.fused_steps, self.n, max_steps, min(_FIRST_K, most), most, device
+                self.cells,
+                go,
+                self.fused_steps,
+                n=self.n,
+                max_steps=max_steps,
+                first=min(_FIRST_K, most),
+                most=most,
+                device=device,
             )
             body.insert(1, following.launch)
             guard = SkipGuard.nonzero(go)
@@ -188,9 +204,10 @@ class DeviceLoop(BoundLoop):
     def _built(self, steps: list[Callable[[], object]], priority: int | None) -> GraphPipeline:
         began = perf_counter()
         with self.planes.xp.cuda.Device(self.device):
-            pipeline = GraphPipeline(f"run of {self.name}", "cuda", priority=priority)
+            pipeline = self.pipeline_class(f"run of {self.name}", "cuda", priority=priority)
             for step in steps:
                 pipeline.add(step)
             pipeline.build()
+            pipeline.announce_end(self.cells.signal)
         self.build_s += perf_counter() - began
         return pipeline

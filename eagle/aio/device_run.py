@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle.aio.progress import Meter
 from eagle.aio.report import RunReport
+from eagle.aio.wake import loop_runs_here
 from eagle.kernels.device import has_failed
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class DeviceRun(ABC):
         self._taken = 0
         self._issued_ns = 0
         self._build_s_before = loop.build_s
-        loop.planes.take_in()
+        if loop.copied:
+            loop.planes.take_in()
 
     @property
     def reported(self) -> RunReport:
@@ -96,11 +98,14 @@ class DeviceRun(ABC):
         loop = self.loop
         if has_failed(loop.device):
             return  # nothing can be read any more; the error is on its way to the caller
+        work = self._work
+        if work is not None and not work.done() and not loop_runs_here():
+            work.wait()  # Ctrl-C came before the wait: the buffers are in use until the launch ends
         self._gather()
-        if loop.active is not None:
-            loop.active.restore()
-        loop.planes.write_back()
-        if loop.active is not None or any(plane.source is not None for plane in loop.planes.planes.values()):
+        if loop.copied or loop.active is not None:
+            if loop.active is not None:
+                loop.active.restore()
+            loop.planes.write_back()
             loop.planes.xp.cuda.get_current_stream().synchronize()
         self.report = self.result()
         if self._meter is not None:
@@ -181,8 +186,8 @@ class FusedRun(DeviceRun):
             self.launches_by_k[taken] = self.launches_by_k.get(taken, 0) + 1
             loop.ns_per_step = took_ns / taken
             loop.last_policy = [taken, self.finished, self.steps, self.max_steps, int(not self.over())]
-            if self._shape.entry != "step" and counts.step_sum:
-                loop.evenness = counts.step_sum / (loop.n * taken)
+            if counts.step_sum:
+                loop.tell(counts.step_sum / (loop.n * taken))
         return counts.step_sum or loop.n * taken
 
     def exact(self, done: bool) -> bool:

@@ -18,6 +18,8 @@ from eagle.kernels.device_call import cuda_driver
 
 __all__ = ("EventPool", "PooledEvent", "pool_of")
 
+# How often the driver is asked although a host word tells the end.
+_ASK_DRIVER_EVERY = 16
 _AT_REST = 4096  # per device; what more a burst needed is destroyed again
 
 
@@ -38,13 +40,28 @@ class PooledEvent:
         device: The device it belongs to.
     """
 
-    __slots__ = ("_query", "_record", "device", "ptr")
+    __slots__ = ("_asked", "_expected", "_query", "_record", "_signal", "device", "ptr")
 
     def __init__(self, device: int, runtime: Any) -> None:
         self.ptr: int = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
         self.device = device
         self._query = runtime.eventQuery
         self._record = runtime.eventRecord
+        self._signal: Any = None
+        self._expected = 0
+        self._asked = 0
+
+    def announced_by(self, signal: Any, expected: int) -> None:
+        """Look at a host word first: the work before the event sets it as its last deed.
+
+        A word in pinned memory costs a tenth of asking the driver, and is there a microsecond earlier. The driver is
+        still asked now and then, since a device that fails sets no word.
+
+        Args:
+            signal: uint32 array of one word, or None for none.
+            expected: What the work will set it to.
+        """
+        self._signal, self._expected, self._asked = signal, expected, 0
 
     def record(self, stream_ptr: int) -> None:
         """Record it behind everything a raw stream holds."""
@@ -57,6 +74,12 @@ class PooledEvent:
         Raises:
             CUDARuntimeError: The device has failed; CuPy's error, with CUDA's number.
         """
+        if self._signal is not None:
+            if (int(self._signal[0]) - self._expected) & 0xFFFFFFFF < 0x80000000:  # the word wraps like a uint32
+                return True
+            self._asked += 1
+            if self._asked % _ASK_DRIVER_EVERY:
+                return False
         # torch captures in global mode by default, where a query by any thread that has not said otherwise ruins the
         # capture, also one of another thread.
         code = self._query(self.ptr) if _here.relaxed or "torch" not in sys.modules else self._query_relaxed()
@@ -98,6 +121,7 @@ class EventPool:
 
     def give(self, event: PooledEvent) -> None:
         """Take an event back whose work has ended; never raises."""
+        event.announced_by(None, 0)
         if len(self._rest) < _AT_REST:
             self._rest.append(event)
             counters.pooled(1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eagle.aio import tracing
+from eagle.aio import counters, tracing
 from eagle.aio.completion import Completion
 from eagle.aio.pacing import NS_PER_OP, STEP_NS, Pacing
 from eagle.aio.packing import MIN_SAMPLES, PACK_BELOW, PackedRange, packable
@@ -109,6 +109,7 @@ class HostRun(Job[Range]):
         if self._begun:
             return None
         self._begun = True
+        counters.issued()
         self._begin(join)
         return self.completion
 
@@ -128,6 +129,7 @@ class HostRun(Job[Range]):
             self.loop.watchers.end(self._meter.read(self.report.finished, self._taken))
         except BaseException as caught:  # the completion must settle whatever happens
             error = error or caught
+        counters.finished("failed" if error else "cancelled" if self.stopping else "done")
         self.completion.settle(error)
 
     def settle_planes(self) -> None:

@@ -7,9 +7,10 @@ from typing import Literal
 import anyio
 from anyio.lowlevel import RunVar
 
+from eagle.aio import counters, tracing
 from eagle.kernels.team import core_count
 
-__all__ = ("DEVICE_TOKENS", "default_limiter")
+__all__ = ("DEVICE_TOKENS", "Admission", "default_limiter")
 
 # As many runs as the device was seen to overlap to its full rate; more only cost memory.
 DEVICE_TOKENS = 64
@@ -43,3 +44,40 @@ def default_limiter(target: Literal["host", "cuda"]) -> anyio.CapacityLimiter:
         limiter = anyio.CapacityLimiter(DEVICE_TOKENS if target == "cuda" else core_count())
         variable.set(limiter)
         return limiter
+
+
+class Admission:
+    """Hold one token of a limiter in the block; counted as queued while it waits for it.
+
+    A free token is taken without a turn of the loop: what follows waits anyway. The borrower is not the task, which may
+    hold a token of the same limiter for something else.
+
+    Args:
+        limiter: The limiter.
+        name: What waits, for traces.
+    """
+
+    __slots__ = ("_limiter", "_name")
+
+    def __init__(self, limiter: anyio.CapacityLimiter, name: str) -> None:
+        self._limiter = limiter
+        self._name = name
+
+    async def __aenter__(self) -> None:
+        """Take a token, waiting for one where none is free."""
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(self)
+            return
+        except anyio.WouldBlock:
+            counters.queued()
+        try:
+            with tracing.timed("runs", "wait", simulation=self._name):
+                await self._limiter.acquire_on_behalf_of(self)
+        except BaseException:
+            counters.dropped()
+            raise
+        counters.admitted()
+
+    async def __aexit__(self, *_: object) -> None:
+        """Give the token back."""
+        self._limiter.release_on_behalf_of(self)

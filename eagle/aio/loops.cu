@@ -1,4 +1,5 @@
-// Bookkeeping of device loops: the start count, a tick, and the pacing of an automatic kernel in a WHILE node.
+// Bookkeeping of device loops: the start count, the copy of the counters to the host, a tick, and the pacing of an
+// automatic kernel in a WHILE node.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -10,6 +11,26 @@ extern "C" __global__ void eagle_count_mask(const unsigned char* mask, u32* coun
     for (u64 i = at; i < at + 16 && i < n; ++i) mine += mask[i] != 0;
     for (int lane = 16; lane; lane >>= 1) mine += __shfl_down_sync(0xffffffffu, mine, lane);
     if ((threadIdx.x & 31) == 0 && mine) atomicAdd(count, mine);
+}
+
+// The end of a replay, one block: every counter goes to pinned memory and is cleared for the next replay; then the
+// host's word is raised, behind a fence, so that a host that sees it sees the counters too.
+extern "C" __global__ void eagle_report(u32* cells, u32 words, u32* host, u32* replays, volatile u32* signal) {
+    for (u32 i = threadIdx.x; i < words; i += blockDim.x) {
+        host[i] = cells[i];
+        cells[i] = 0;
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 count = *replays + 1;
+        *replays = count;
+        *signal = count;
+    }
+}
+
+extern "C" __global__ void eagle_copy(const u32* from, u32 words, u32* to) {
+    for (u32 i = threadIdx.x; i < words; i += blockDim.x) to[i] = from[i];
 }
 
 extern "C" __global__ void eagle_tick(u32* counter) { *counter += 1u; }

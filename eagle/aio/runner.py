@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.to_thread
 
-from eagle.aio import counters, tracing
+from eagle.aio import tracing
 from eagle.aio.completion import leave_when_done
 from eagle.aio.display import Display
 from eagle.aio.host_loop import HostLoop
-from eagle.aio.limits import default_limiter
+from eagle.aio.limits import Admission, default_limiter
 from eagle.errors import Busy
 from eagle.kernels.plan import Plan
 from eagle.kernels.planes import Layout, check_layout_word
@@ -273,27 +272,21 @@ class Runner:
         Cancellation: the run ends within a slice (10 ms on the host); only then does the cancellation leave. Planes,
         mask and counters agree, copied planes are written back, and another `run` continues.
         """
-        limiter = self.options.limiter or default_limiter("host" if self._loop.residency.device is None else "cuda")
+        limiter = self.options.limiter or default_limiter(self.target)
         self.claim()
-        borrower = object()  # not the task, which may hold a token of the same limiter for something else
-        counters.queued()
         try:
             if progress or self.options.progress:
                 self._loop.watchers.display = await anyio.to_thread.run_sync(Display, self._loop.name)
-            with tracing.timed("runs", "wait", simulation=self._loop.name):
-                await limiter.acquire_on_behalf_of(borrower)
-        except BaseException:
-            self._loop.watchers.display = None
-            self.release()
-            counters.dropped()
-            raise
-        name = self._loop.name
-        try:
-            with counters.running(waited=True), tracing.timed("runs", "run", simulation=name), self.started() as run:
-                while (work := run.next(join=False)) is not None:
-                    await leave_when_done(work)
+            async with Admission(limiter, self._loop.name):
+                with tracing.timed("runs", "run", simulation=self._loop.name):
+                    run = self.start()
+                    try:
+                        while (work := run.next(join=False)) is not None:
+                            await leave_when_done(work)
+                    finally:
+                        run.close()
         finally:
-            limiter.release_on_behalf_of(borrower)
+            self.release()
         return run.reported
 
     def reset(self) -> None:
@@ -326,7 +319,8 @@ class Runner:
         self._loop.running = self
 
     def release(self) -> None:
-        """Give a claimed object back; once for each `claim`."""
+        """Give a claimed object back, however its run ended; once for each `claim`."""
+        self._loop.watchers.display = None
         self._loop.running = None
         self._free.release()
 
@@ -336,26 +330,21 @@ class Runner:
         if run is not None and run is not self:
             run.stop()
 
-    @contextlib.contextmanager
-    def started(self) -> Iterator[Run]:
-        """A run of the claimed object: the block waits for each piece of work that ``run.next()`` gives.
+    def start(self) -> Run:
+        """A run of the claimed object; whoever drives it closes it, and then releases the object."""
+        run = self._loop.start(
+            max_steps=self._max_steps,
+            host_policy=self.host_policy,
+            threads=self._threads(),
+            priority=self.options.priority,
+        )
+        self._loop.running = run
+        return run
 
-        However the block ends, planes, mask and counters agree afterwards and the object is free.
-        """
-        try:
-            run = self._loop.start(
-                max_steps=self._max_steps,
-                host_policy=self.host_policy,
-                threads=self._threads(),
-                priority=self.options.priority,
-            )
-            self._loop.running = run
-            try:
-                yield run
-            finally:
-                run.close()
-        finally:
-            self.release()
+    @property
+    def target(self) -> Literal["host", "cuda"]:
+        """Where it runs."""
+        return "host" if self._loop.residency.device is None else "cuda"
 
     def _threads(self) -> int | None:
         threads = self.host_threads

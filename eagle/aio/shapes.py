@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # A batch of fewer samples than that per multiprocessor is all in flight at once.
 _RESIDENT = 256
 # Mean over largest step count: above, samples count as ending together.
-_UNIFORM = 0.7
+UNIFORM = 0.7
 # Below this many samples per multiprocessor a small grid claims faster than a full one.
 _LARGE = 2048
 
@@ -42,12 +42,14 @@ class Shape:
         block: Threads of a block.
         threads_per_sm: Threads the grid gives each multiprocessor (persist only, else 0).
         chunk: Trips between two claims (persist only, else 0).
+        counts_lanes: Whether a persist launch counts its lanes' use, which costs it up to a quarter of its time.
     """
 
     entry: Literal["step", "range", "persist"]
     block: int
     threads_per_sm: int = 0
     chunk: int = 0
+    counts_lanes: bool = False
 
     @property
     def mode(self) -> str:
@@ -65,7 +67,8 @@ def choose(kernel: DeviceKernel, n: int, evenness: float | None) -> Shape:
     """
     if kernel.persist is None or n < _RESIDENT * kernel.sm_count:
         return Shape("step" if kernel.ranged is None else "range", 64 if n < 128 * kernel.sm_count else 128)
-    even = evenness is not None and evenness > _UNIFORM
+    even = evenness is not None and evenness > UNIFORM
+    probing = evenness is None
     if n < _LARGE * kernel.sm_count:
-        return Shape("persist", 256, 512, 128) if even else Shape("persist", 64, 256, 32)
-    return Shape("persist", 256, 1024, 128) if even else Shape("persist", 256, 512, 32)
+        return Shape("persist", 256, 512, 128) if even else Shape("persist", 64, 256, 32, probing)
+    return Shape("persist", 256, 1024, 128) if even else Shape("persist", 256, 512, 32, probing)

@@ -143,6 +143,9 @@ class AbstractGraph(ABC):
         """Note the newest completion; for `issue`, which calls it in the order of the work."""
         self._last = weakref.ref(completion)  # while it is pending, whoever runs the work holds it
 
+    def announce_end(self, signal: Any) -> None:  # noqa: B027 - the host knows its ends without being told
+        """Note where each replay announces its end; see `GraphPipeline.announce_end`."""
+
     def pending(self) -> Completion[Any] | None:
         """The completion of the work issued last, when it may still be in flight: all earlier work ends before it."""
         return None if self._last is None else self._last()

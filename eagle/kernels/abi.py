@@ -39,7 +39,11 @@ HANDLE = np.dtype(
     [("data", "<u8"), ("samples", "<u8"), ("stride", "<u8"), ("device_type", "<i4"), ("device_id", "<i4")]
 )
 
-_REAL_DTYPES: dict[str, np.dtype[Any]] = {"float64": np.dtype(np.float64), "float32": np.dtype(np.float32), "softdouble": np.dtype(np.float64)}
+_REAL_DTYPES: dict[str, np.dtype[Any]] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "softdouble": np.dtype(np.float64),
+}
 
 
 def np_dtype(scalar_type: str) -> np.dtype[Any]:

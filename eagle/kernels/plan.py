@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eagle.kernels.binding import BoundPlan, own_words
+from eagle.kernels.interop import let_frameworks_wait
 from eagle.kernels.planes import Planes, bind_planes, callers_level, marked, real_number, unmarked
 from eagle.kernels.residency import Residency, residency_of
 from eagle.kernels.roles import RESERVED, Arg
@@ -154,6 +155,10 @@ class Plan:
         words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
         BoundPlan(self, bound, words, self.side(residency)).launch()
         bound.write_back()
+        if residency.device is not None:  # frameworks with streams of their own must not read before the kernel ends
+            let_frameworks_wait(
+                (unmarked(given[name])[0], plane.native) for name, plane in bound.planes.items() if name in given
+            )
         return self._results(bound, given, residency)
 
     def _needed(self, arg: Arg) -> bool:

@@ -2,8 +2,8 @@
 
 A `Job` is cut into pieces; a team thread takes a piece, works on it for at most a slice, and puts it back when it is
 not finished. Jobs stand in one queue and are served in turn, so a long run never keeps a short one waiting for more
-than a slice. Foreign calls release the GIL: the team uses every core while Python goes on. A blocking caller may join the team
-for its own job (`Team.join`), which spares short runs a change of threads.
+than a slice. Foreign calls release the GIL: the team uses every core while Python goes on. A blocking caller may
+join the team for its own job (`Team.join`), which spares short runs a change of threads.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Team:
     def _offer(self, job: Job[Any], besides_caller: bool = False) -> None:
         """Let threads of the team take pieces of ``job``, when it has room for one more than the caller."""
         spare = min(job.width, job.waiting) - int(besides_caller)
-        if job.queued or spare < 1 or not job.has_room():
+        if spare < 1 or not job.has_room():
             return
         with self._condition:
             if self._closing:

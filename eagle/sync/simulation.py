@@ -6,11 +6,10 @@ Ctrl-C ends a run at its next slice and then leaves as KeyboardInterrupt; planes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from eagle.aio import counters
 from eagle.aio.completion import wait_to_end
 from eagle.aio.display import Display
 from eagle.aio.runner import Runner as AsyncRunner
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
     from eagle.kernels.planes import Layout
 
 
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
 class Runner(AsyncRunner):
     """`eagle.aio.Runner` whose `run` blocks."""
 
@@ -41,17 +43,20 @@ class Runner(AsyncRunner):
         """
         refuse_in_loop("Runner.run()", "await runner.run()")
         self.claim()
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(token_of(self.options.limiter))
-                if progress or self.options.progress:
-                    self.bound.watchers.display = Display(self.bound.name)
-            except BaseException:
-                self.release()
-                raise
-            with counters.running(), self.started() as run, interrupt_deferred(self.stop):
-                while (work := run.next(join=True)) is not None:
-                    wait_to_end(work)
+        try:
+            if progress or self.options.progress:
+                self.bound.watchers.display = Display(self.bound.name)
+            with token_of(self.options.limiter):
+                # On the host this thread works on the run itself; for a device it only waits.
+                with interrupt_deferred(self.stop) if self.target == "host" else _NOTHING:
+                    run = self.start()
+                    try:
+                        while (work := run.next(join=True)) is not None:
+                            wait_to_end(work)
+                    finally:
+                        run.close()
+        finally:
+            self.release()
         return run.reported
 
 
@@ -69,7 +74,7 @@ class Simulation(AsyncSimulation):
         """
         refuse_in_loop("Simulation.run()", "await sim.run()")
         began = perf_counter()
-        report = self._runner.run(progress=progress)
+        report: Any = self._runner.run(progress=progress)  # a blocking runner, see _runner_class
         return self.result(report, perf_counter() - began)
 
 
