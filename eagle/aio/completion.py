@@ -56,7 +56,11 @@ _log = logging.getLogger("eagle")
 
 
 class Source(Protocol):
-    """Where a completion asks whether its work has ended. Both calls are safe from any thread."""
+    """Where a completion asks whether its work has ended. Safe from any thread."""
+
+    @property
+    def polled(self) -> bool:
+        """Whether a blocking thread does better to ask again and again than to be woken."""
 
     def check(self) -> bool:
         """Ask now; settle the completion and return True when the work has ended, also when it failed."""
@@ -289,7 +293,7 @@ class Completion(Generic[T]):
     def _block(self, timeout: float | None) -> bool:
         """Block until settled; False at the timeout."""
         source = self._source
-        if source is not None:
+        if source is not None and source.polled:
             return _ask_until_done(self, timeout)
         parked = ParkedThread()
         if not self._park(parked):
@@ -317,6 +321,9 @@ class Completion(Generic[T]):
                 fn(self)
             except Exception:
                 _log.exception("a done callback of %s raised; the others go on", self._name or "a completion")
+            except BaseException:  # Ctrl-C, an exit: this thread is leaving, the other callbacks must not pay for it
+                self._call_back_elsewhere()
+                raise
 
 
 async def leave_when_done(completion: Completion[T], stop: Callable[[], None] | None = None) -> T:

@@ -251,6 +251,11 @@ class _Several:
         self._ended = itertools.count(1)  # counts in one step, whichever threads come
         self._observed = itertools.count()
 
+    @property
+    def polled(self) -> bool:
+        """As the slowest way among them."""
+        return any(completion.source is not None and completion.source.polled for completion in self._completions)
+
     def check(self) -> bool:
         """Ask them in order; True when all have ended."""
         if not all(completion.done() for completion in self._completions):

@@ -104,6 +104,11 @@ class _Watch:
         self.lane = self if lane is None else lane
         self.observed = False
 
+    @property
+    def polled(self) -> bool:
+        """A blocking thread asks the event itself: it notices the end sooner than it could be woken."""
+        return True
+
     def check(self) -> bool:
         """Ask the event from whatever thread; True when settled."""
         woken = self.poll()

@@ -233,6 +233,20 @@ class TestCallbacks:
         assert completion.wait() == 1
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
+    def test_one_that_exits_takes_none_along(self, caplog: pytest.LogCaptureFixture) -> None:
+        def leave(completion: Completion[Any]) -> None:
+            raise SystemExit(3)
+
+        completion, called = Completion(1), []
+        completion.add_done_callback(leave)
+        completion.add_done_callback(called.append)
+        completion.settle()
+        until_blocking(lambda: called)
+        with pytest.raises(SystemExit):
+            completion.add_done_callback(leave)
+        completion.add_done_callback(called.append)
+        until_blocking(lambda: len(called) == 2)
+
     def test_one_may_wait_for_what_comes_behind_it(self) -> None:
         first, second, seen = Completion(1), Completion(2), []
         first.add_done_callback(lambda _: seen.append(second.wait(10)))
