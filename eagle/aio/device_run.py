@@ -63,7 +63,7 @@ class DeviceRun(ABC):
             join: Without effect: a device needs no thread of the caller.
         """
         if self._work is not None:
-            self._gather()
+            self.gather()
         if self._stopping or self.over():
             return None
         self._issued_ns = perf_counter_ns()
@@ -73,7 +73,8 @@ class DeviceRun(ABC):
             self.loop.watchers.begin(self._meter.read(0))
         return self._work
 
-    def _gather(self) -> None:
+    def gather(self) -> None:
+        """Read what the launch counted that has ended; nothing when that was done. `next` and `close` do it, too."""
         work, self._work = self._work, None
         if work is None or not work.done() or work.error is not None:
             return
@@ -101,7 +102,7 @@ class DeviceRun(ABC):
         work = self._work
         if work is not None and not work.done() and not loop_runs_here():
             work.wait()  # Ctrl-C came before the wait: the buffers are in use until the launch ends
-        self._gather()
+        self.gather()
         if loop.copied or loop.active is not None:
             if loop.active is not None:
                 loop.active.restore()

@@ -139,6 +139,10 @@ class HostRun(Job[Range]):
         """The range that took most steps: what the report tells."""
         raise NotImplementedError
 
+    def so_far(self) -> Range:
+        """The range that has taken most steps while the run goes on."""
+        return self.longest()
+
     def result(self) -> RunReport:
         """The report of this run."""
         loop, most = self.loop, self.longest()
@@ -187,7 +191,7 @@ class RangesRun(HostRun):
         loop = self.loop
         if self._ranges or self.already == loop.n:
             return ()
-        for base, count in cut(loop.n, self.width, loop.bytes_per_sample, loop.ops):
+        for base, count in loop.pieces or cut(loop.n, self.width, loop.bytes_per_sample, loop.ops):
             self._ranges.append(Range(base, count, self._pacing.first(count)))
         return self._ranges
 
@@ -198,7 +202,12 @@ class RangesRun(HostRun):
     def advance(self, piece: Range) -> bool:
         """Run the range until it is finished, the cap is reached, or the slice is over."""
         with self.loop.borrowed_calls() as calls, tracing.block("host", "slice", simulation=self.loop.name):
-            return self._advance(piece, calls)
+            over = self._advance(piece, calls)
+        settled = self.loop.settled
+        if settled is not None:
+            samples = slice(piece.base, piece.base + piece.count)
+            settled[samples] = True if over else self.loop.mask[samples]
+        return over
 
     def _advance(self, piece: Range, calls: Calls) -> bool:
         loop, pacing = self.loop, self._pacing
@@ -273,6 +282,10 @@ class RoundsRun(HostRun):
             self._close_round()
         return self._total
 
+    def so_far(self) -> Range:
+        """The common rounds that have ended."""
+        return self._total
+
     def turn(self) -> Iterable[Range]:
         """Count the round that has ended, and lay out the next one."""
         loop, total = self.loop, self._total
@@ -301,6 +314,8 @@ class RoundsRun(HostRun):
         self.took(sum(r.count for r in self._round), self._round_k)
         self._round = []
         loop.after_round()
+        if loop.settled is not None and loop.step.guarded:
+            loop.settled[...] = loop.mask
         self.publish()
 
     def advance(self, piece: Range) -> bool:

@@ -150,7 +150,7 @@ class Simulation:
         hidden = step.hidden
         planes = bound.planes
         self._allocated = tuple(name for name in planes.allocated if name not in hidden)
-        order_of = {name: i for i, name in enumerate(_names_in_order(step))}
+        order_of = {name: i for i, name in enumerate(names_in_order(step))}
         names = sorted(
             (n for n in planes.planes if n not in hidden), key=lambda name: order_of.get(name, len(order_of))
         )
@@ -265,7 +265,8 @@ class Simulation:
         )
 
 
-def _names_in_order(step: Step) -> list[str]:
+def names_in_order(step: Step) -> list[str]:
+    """The names of a step as a call gives them: those of its kernels in order of first appearance."""
     names: dict[str, None] = {}
     for plan in step.plans:
         names.update(dict.fromkeys(plan.signature.names or ()))

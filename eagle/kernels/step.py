@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -179,7 +179,7 @@ def missing_names(step: Step, given: Mapping[str, Any], *, allocate: bool) -> li
 
 
 def bind_step(
-    step: Step, given: Mapping[str, Any], *, layout: Layout | None, allocate: bool
+    step: Step, given: Mapping[str, Any], *, layout: Layout | None, allocate: bool, read_only: bool = False
 ) -> tuple[Planes, Residency]:
     """Bind the step's planes; see `bind_planes` for the rules.
 
@@ -188,6 +188,7 @@ def bind_step(
         given: The caller's values by name.
         layout: Which axis holds the samples where a shape reads both ways.
         allocate: Whether planes that are written before they are read may be left out.
+        read_only: Whether what is given is only looked at and copied, never run on: then it may be read-only or overlap.
 
     Raises:
         ValueError: A name is missing, or a plane is wrong; nothing was written.
@@ -199,7 +200,8 @@ def bind_step(
     residency = residency_of((name, value) for name, value in given.items() if name in step.args)
     extents = {name: extent for plan in step.plans for name, extent in plan.signature.extents.items()}
     values = {name: value for name, value in given.items() if name in step.args}
-    planes = bind_planes(list(step.args.values()), values, xp=residency.xp, layout=layout, extents=extents)
+    args = [replace(arg, readonly=True) if read_only else arg for arg in step.args.values()]
+    planes = bind_planes(args, values, xp=residency.xp, layout=layout, extents=extents)
     limit = MAX_MAPPED_SAMPLES if step.active_set else MAX_SAMPLES
     if planes.n > limit:
         raise ValueError(f"{planes.n:,} samples: at most {limit:,} fit the counters of {step.name}; split the batch")
