@@ -16,7 +16,7 @@ import numpy as np
 from eagle.aio import counters, poller, tracing
 from eagle.aio.capture import Recording, captures_here, record
 from eagle.aio.completion import Completion
-from eagle.aio.events import PooledEvent, pool_of
+from eagle.aio.events import EndSignal, PooledEvent, pool_of
 from eagle.aio.graph_view import dot_of, kernel_names, togglable
 from eagle.aio.guards import RepeatWhile, Skippable
 from eagle.aio.target import AbstractGraph, blame
@@ -60,12 +60,10 @@ class CudaGraph(AbstractGraph):
         self._pool = pool_of(self.device)
         self._seeds: dict[int, PooledEvent] = {}  # by device
         self._members: list[Member] = []
-        self._nodes: dict[int, Any] = {}  # cuda-core's nodes by handle
         self._recording: Recording | None = None
         self._executable = 0
         self._replays = 0
-        self._signal: Any = None
-        self._signalled = 0
+        self._signal: EndSignal | None = None
 
     @property
     def stream(self) -> int:
@@ -74,8 +72,8 @@ class CudaGraph(AbstractGraph):
 
     @property
     def captured(self) -> object | None:
-        """cuda-core's executable graph."""
-        return None if self._recording is None else self._recording.graph
+        """cuda-core's definition of the graph."""
+        return None if self._recording is None else self._recording.definition
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -101,9 +99,8 @@ class CudaGraph(AbstractGraph):
         check_device(self.device)
         with self._lock, self._on_device():
             recording = record(stages, name=self.name, device=self.device, stream=self._stream)
-            self._nodes = {int(node.handle): node for node in recording.definition.nodes()}
             self._members = [member for stage in stages for member in stage]
-            self._executable = int(recording.graph.handle)
+            self._executable = recording.executable
             self._recording = recording
 
     @property
@@ -127,8 +124,7 @@ class CudaGraph(AbstractGraph):
     ) -> Completion[T]:
         """Issue `n` replays; see `AbstractGraph.issue`.
 
-        CUDA lets only so many launches wait on a stream (some thirty behind a stream that waits for host work): beyond
-        that a launch blocks until the device has taken an earlier one.
+        CUDA lets some thousand launches wait on a stream: beyond that a launch blocks until the device has taken one.
         """
         device, runtime, stream = self.device, self._runtime, self._stream.ptr
         check_device(device)
@@ -159,8 +155,7 @@ class CudaGraph(AbstractGraph):
                 event = self._pool.take()
                 event.record(stream)
                 if self._signal is not None and n:
-                    self._signalled = (self._signalled + n) & 0xFFFFFFFF
-                    event.announced_by(self._signal, self._signalled)
+                    event.announced_by(self._signal.word, self._signal.expect(n))
             except Exception as error:
                 fault = fault_from(error, device, during=self.name)
                 if fault is None or fault is error:
@@ -242,7 +237,7 @@ class CudaGraph(AbstractGraph):
         seed.when_settled(partial(word.fill, 1))
         return memory
 
-    def announce_end(self, signal: Any) -> None:
+    def announce_end(self, signal: EndSignal) -> None:
         """Tell where each replay's last step announces its end; see `GraphPipeline.announce_end`."""
         self._signal = signal
 
@@ -252,7 +247,7 @@ class CudaGraph(AbstractGraph):
         """Whether the member has no guard and holds kernel, copy and fill nodes only."""
         if isinstance(self._members[index].step, (Skippable, RepeatWhile)):
             return False
-        return all(togglable(self._nodes[node]) for node in self._built().members[index])
+        return all(togglable(node) for node in self._built().members[index])
 
     def set_enabled(self, index: int, enabled: bool) -> None:
         """Switch the member's nodes in the executable graph: replays issued before keep theirs."""
@@ -279,11 +274,9 @@ class CudaGraph(AbstractGraph):
             self._switch(node, enabled)
 
     def _switch(self, node: int, enabled: bool) -> None:
-        view = self._built().graph[self._nodes[node]]
-        if enabled:
-            view.enable()
-        else:
-            view.disable()
+        (status,) = cuda_driver().cuGraphNodeSetEnabled(self._executable, node, int(enabled))
+        if int(status) != 0:
+            raise self._cupy.cuda.driver.CUDADriverError(int(status))
 
     def member_nodes(self, index: int) -> list[int]:
         """Raw handles of the nodes that the member added."""

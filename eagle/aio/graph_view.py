@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 __all__ = ("dot_of", "kernel_names", "togglable")
 
 
-def togglable(node: Any) -> bool:
+def togglable(node: int) -> bool:
     """Whether CUDA can switch a node of that type in an executable graph: kernels, copies and fills."""
-    types = cuda_driver().CUgraphNodeType
-    return node.type in (
-        types.CU_GRAPH_NODE_TYPE_KERNEL,
-        types.CU_GRAPH_NODE_TYPE_MEMCPY,
-        types.CU_GRAPH_NODE_TYPE_MEMSET,
-    )
+    driver = cuda_driver()
+    types = driver.CUgraphNodeType
+    switchable = (types.CU_GRAPH_NODE_TYPE_KERNEL, types.CU_GRAPH_NODE_TYPE_MEMCPY, types.CU_GRAPH_NODE_TYPE_MEMSET)
+    return driver.cuGraphNodeGetType(node)[1] in switchable
 
 
 def kernel_names(graph: int, bodies: Mapping[int, Any]) -> list[str]:

@@ -170,6 +170,17 @@ def test_many_threads_may_issue_at_once(kit: Kit) -> None:
     assert int(count[0]) == 200
 
 
+def test_hundreds_of_replays_may_wait_behind_a_busy_stream(kit: Kit) -> None:
+    count = kit.words(0)
+    graph = kit.graph(*[kit.tick(count)] * 8)
+    slow = replay(kit.graph(kit.spin(500)))
+    first = replay(graph, 1, seeds=[slow])
+    last = [replay(graph, seeds=()) for _ in range(300)][-1]
+    assert not first.done()  # had a launch blocked, the device would have come this far
+    last.wait(20)
+    assert int(count[0]) == 301 * 8
+
+
 # ---- capture ---------------------------------------------------------------------------------------------------------
 
 
