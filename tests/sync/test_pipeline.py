@@ -211,9 +211,14 @@ class TestCtrlC:
             PIPE
             + """
     on, log = np.ones(1, np.uint32), []
-    loop = eagle.repeat_while(lambda: None, eagle.SkipGuard.nonzero(on), 2**32 - 1)
+
+    def step():
+        if loop.iterations() == 5:
+            print("ready", flush=True)
+
+    loop = eagle.repeat_while(step, eagle.SkipGuard.nonzero(on), 2**32 - 1)
     made = eagle.GraphComposer(None, target="host")
-    made.register(pipeline(lambda: print("ready", flush=True), loop))
+    made.register(pipeline(loop))
     made.register(lambda: time.sleep(20))
     made.register(lambda: log.append("never"))
     made.build()
@@ -221,7 +226,7 @@ class TestCtrlC:
         made.launch()
     except KeyboardInterrupt:
         print(log)
-    print(loop.iterations() > 0)
+    print(loop.iterations() > 5)
         """,
             meanwhile=interrupt,
             limit_s=15,
