@@ -8,6 +8,7 @@ import numpy as np
 
 from eagle.aio.active_set import ActiveSet, compaction_body
 from eagle.aio.guards import RepeatWhile, SkipGuard
+from eagle.aio.pipeline import GraphPipeline
 from eagle.aio.watchers import Watchers
 from eagle.kernels.binding import BoundPlan, own_words
 from eagle.kernels.roles import FINISHED_COUNT, FUSED_STEPS
@@ -100,6 +101,8 @@ class BoundLoop:
         copied: Whether a sample-major plane was copied in, and must be copied back.
         running: The run in progress, or None.
     """
+
+    pipeline_class: type[GraphPipeline] = GraphPipeline  # the blocking face hands out blocking pipelines
 
     def __init__(
         self,

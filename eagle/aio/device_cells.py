@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from eagle.aio.events import EndSignal
 from eagle.kernels.device import require_cupy
 from eagle.kernels.device_call import PackedLaunch, attribute
 
@@ -64,7 +65,7 @@ class Cells:
 
     Attributes:
         finished: The finished counter, a (1,) uint32 view.
-        signal: The host word that `report` raises by 1, a (1,) uint32 array.
+        signal: The host word that `report` raises by 1.
     """
 
     def __init__(self, device: int, histogram: int = 0) -> None:
@@ -79,7 +80,7 @@ class Cells:
         self._view = self._host.data
         self.base: int = int(self._memory.data.ptr)
         self.finished = self._memory[:4].view(np.uint32)
-        self.signal = self._host[self._bytes :].view(np.uint32)
+        self.signal = EndSignal(self._host[self._bytes :].view(np.uint32))
         args = [
             np.uint64(self.base),
             np.uint32(self._bytes // 4),

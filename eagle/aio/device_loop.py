@@ -40,8 +40,6 @@ class DeviceLoop(BoundLoop):
         evenness: Mean over largest step count of the last run that told, or None.
     """
 
-    pipeline_class: type[GraphPipeline] = GraphPipeline  # the blocking face hands out blocking pipelines
-
     def __init__(self, *args: Any, max_steps: int, **options: Any) -> None:
         super().__init__(*args, max_steps=max_steps, **options)
         self.device: int = self.residency.device or 0

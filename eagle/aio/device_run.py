@@ -66,8 +66,8 @@ class DeviceRun(ABC):
             self.gather()
         if self._stopping or self.over():
             return None
-        self._issued_ns = perf_counter_ns()
         self._work = self.issue()
+        self._issued_ns = perf_counter_ns()  # not before: the first issue captures a graph
         if self._meter is None:  # the device is busy already; nobody waits for this
             self._meter = Meter(self.loop.n)
             self.loop.watchers.begin(self._meter.read(0))
@@ -79,7 +79,7 @@ class DeviceRun(ABC):
         if work is None or not work.done() or work.error is not None:
             return
         self._taken += self.collect(perf_counter_ns() - self._issued_ns)
-        if self._meter is not None:
+        if self._meter is not None and not self.over():
             self.loop.watchers.publish(self._meter.read(self.finished, self._taken))
 
     @abstractmethod
@@ -185,7 +185,7 @@ class FusedRun(DeviceRun):
             self.steps += taken
             self.launches += 1
             self.launches_by_k[taken] = self.launches_by_k.get(taken, 0) + 1
-            loop.ns_per_step = took_ns / taken
+            loop.ns_per_step = min(took_ns / taken, 2 * loop.ns_per_step)  # one slow moment must not slice the next run
             loop.last_policy = [taken, self.finished, self.steps, self.max_steps, int(not self.over())]
             if counts.step_sum:
                 loop.tell(counts.step_sum / (loop.n * taken))

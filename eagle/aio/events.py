@@ -16,7 +16,7 @@ from eagle.aio import counters, poller
 from eagle.kernels.device import NOT_READY, SUCCESS, require_cupy
 from eagle.kernels.device_call import cuda_driver
 
-__all__ = ("EventPool", "PooledEvent", "pool_of")
+__all__ = ("EndSignal", "EventPool", "PooledEvent", "pool_of")
 
 # How often the driver is asked although a host word tells the end.
 _ASK_DRIVER_EVERY = 16
@@ -97,6 +97,27 @@ class PooledEvent:
             return int(self._query(self.ptr))
         finally:
             driver.cuThreadExchangeStreamCaptureMode(before)
+
+
+class EndSignal:
+    """A host word that the last step of a replay raises by 1, and how often it will have been raised.
+
+    Several graphs may share one signal as long as one of them at a time is in flight.
+
+    Args:
+        word: uint32 array of one word in pinned memory, 0 now.
+    """
+
+    __slots__ = ("expected", "word")
+
+    def __init__(self, word: Any) -> None:
+        self.word = word
+        self.expected = 0
+
+    def expect(self, replays: int) -> int:
+        """What the word will be when that many more replays have ended; for the issuer, under its lock."""
+        self.expected = (self.expected + replays) & 0xFFFFFFFF
+        return self.expected
 
 
 class EventPool:

@@ -24,6 +24,7 @@ from eagle.errors import NonToggleableMemberError, NotBuilt, StateError, Unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from eagle.aio.events import EndSignal
     from eagle.aio.target import AbstractGraph, Stage, Target
 
 __all__ = ("GraphPipeline", "MemberHandle", "check_hook", "check_replays", "check_step")
@@ -395,13 +396,13 @@ class GraphPipeline:
         """
         return self._ready().to_dot()
 
-    def announce_end(self, signal: Any) -> None:
+    def announce_end(self, signal: EndSignal) -> None:
         """Say that the last step of the built pipeline adds 1 to a host word when a replay ends.
 
         Completions then look at that word before they ask the driver, which saves some microseconds a replay.
 
         Args:
-            signal: uint32 array of one word in pinned memory, 0 before the first replay; the pipeline keeps it.
+            signal: The word, and how often it is expected to be raised; the pipeline keeps it.
         """
         self._ready().announce_end(signal)
 

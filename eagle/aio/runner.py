@@ -14,6 +14,7 @@ from eagle.aio.completion import leave_when_done
 from eagle.aio.display import Display
 from eagle.aio.host_loop import HostLoop
 from eagle.aio.limits import Admission, default_limiter
+from eagle.aio.pipeline import GraphPipeline
 from eagle.errors import Busy
 from eagle.kernels.plan import Plan
 from eagle.kernels.planes import Layout, check_layout_word
@@ -113,6 +114,8 @@ class Runner:
         TypeError: ``max_steps`` or a number is of the wrong type.
     """
 
+    _pipeline_class: type[GraphPipeline] = GraphPipeline
+
     def __init__(
         self,
         plan: Plan | Sequence[Plan],
@@ -176,6 +179,7 @@ class Runner:
 
             kind = DeviceLoop
         self._loop = kind(step, planes, residency, max_steps=max_steps, every=every, reorder=reorder)
+        self._loop.pipeline_class = self._pipeline_class
         self.options = options
         self._free = threading.Lock()  # whoever runs or resets the object holds it; two threads may try at once
         self.host_policy: str = "auto"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from eagle.aio.completion import Completion
+    from eagle.aio.events import EndSignal
 
 __all__ = ("AbstractGraph", "Member", "Stage", "Target", "blame", "choose_target", "new_graph")
 
@@ -143,7 +144,7 @@ class AbstractGraph(ABC):
         """Note the newest completion; for `issue`, which calls it in the order of the work."""
         self._last = weakref.ref(completion)  # while it is pending, whoever runs the work holds it
 
-    def announce_end(self, signal: Any) -> None:  # noqa: B027 - the host knows its ends without being told
+    def announce_end(self, signal: EndSignal) -> None:  # noqa: B027 - the host knows its ends without being told
         """Note where each replay announces its end; see `GraphPipeline.announce_end`."""
 
     def pending(self) -> Completion[Any] | None:

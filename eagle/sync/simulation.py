@@ -17,6 +17,7 @@ from eagle.aio.simulation import Simulation as AsyncSimulation
 from eagle.aio.wake import refuse_in_loop
 from eagle.sync.interrupt import interrupt_deferred
 from eagle.sync.limit import token_of
+from eagle.sync.pipeline import GraphPipeline
 
 if TYPE_CHECKING:
     import anyio
@@ -32,6 +33,8 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class Runner(AsyncRunner):
     """`eagle.aio.Runner` whose `run` blocks."""
 
+    _pipeline_class = GraphPipeline
+
     def run(self, *, progress: bool = False) -> RunReport:  # type: ignore[override]
         """Run until every sample is done or has taken ``max_steps``, and report.
 
@@ -42,6 +45,10 @@ class Runner(AsyncRunner):
             Busy: Another run of this object is in progress.
         """
         refuse_in_loop("Runner.run()", "await runner.run()")
+        return self.drive(progress=progress)
+
+    def drive(self, *, progress: bool) -> RunReport:
+        """`run` for a caller that has refused a running loop already."""
         self.claim()
         try:
             if progress or self.options.progress:
@@ -74,8 +81,9 @@ class Simulation(AsyncSimulation):
         """
         refuse_in_loop("Simulation.run()", "await sim.run()")
         began = perf_counter()
-        report: Any = self._runner.run(progress=progress)  # a blocking runner, see _runner_class
-        return self.result(report, perf_counter() - began)
+        runner = self._runner
+        assert isinstance(runner, Runner), "a blocking simulation builds a blocking runner"
+        return self.result(runner.drive(progress=progress), perf_counter() - began)
 
 
 def until_done(
