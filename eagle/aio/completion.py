@@ -80,6 +80,10 @@ class Completion(Generic[T]):
         name: Of the pipeline or simulation, for messages.
         source: Where to ask about the end; None when the thread that runs the work calls `settle`.
         stop: Called by `stop` while the work is pending; may be called from any thread and more than once.
+
+    Attributes:
+        spin_s: Seconds that a waiting task checks in turns of its loop before it parks; whoever knows how long the work
+            takes may set it.
     """
 
     __slots__ = (
@@ -97,6 +101,7 @@ class Completion(Generic[T]):
         "_stop",
         "_traceback",
         "_waiters",
+        "spin_s",
     )
 
     def __init__(
@@ -111,6 +116,7 @@ class Completion(Generic[T]):
         self._name = name
         self._source = source
         self._stop = stop
+        self.spin_s = _SPIN_S
         self._settled = False
         self._error: BaseException | None = None
         self._traceback: Any = None

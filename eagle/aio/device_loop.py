@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from eagle.kernels.device_kernel import DeviceKernel
 
 SLICE_NS = 5_000_000
+_SPIN_NS = 3_000_000
 _FIRST_K = 16  # steps of the first launch of an automatic active-set loop
 _LATENCY_NS_PER_OP = 1.0  # of a dependent FP64 operation; only until a run has been timed
 
@@ -48,6 +49,7 @@ class DeviceLoop(BoundLoop):
         self.evenness: float | None = None
         self.reorders_before = 0
         self.last_policy: list[int] | None = None
+        self.spin_s = 1e-4
         self._fused: dict[tuple[Shape, int | None], GraphPipeline] = {}
         self._shape: Shape | None = None
         self._band: GraphPipeline | None = None
@@ -90,6 +92,14 @@ class DeviceLoop(BoundLoop):
         from eagle.aio.device_run import BandRun, FusedRun
 
         return (FusedRun if self.fuses else BandRun)(self, max_steps, priority)
+
+    def expect(self, took_ns: int) -> None:
+        """Note what a launch took: a task that awaits the next one checks in turns of its loop for about as long.
+
+        A woken task is some 30 µs late, which the shortest runs would feel; a loop that has other tasks runs them
+        meanwhile. Runs of more than a few milliseconds are left to the poller.
+        """
+        self.spin_s = 1.5e-9 * took_ns if took_ns < _SPIN_NS else 0.0
 
     def budget(self) -> int:
         """Steps that are expected to fit one slice."""

@@ -68,6 +68,7 @@ class DeviceRun(ABC):
             return None
         self._work = self.issue()
         self._issued_ns = perf_counter_ns()  # not before: the first issue captures a graph
+        self._work.spin_s = self.loop.spin_s
         if self._meter is None:  # the device is busy already; nobody waits for this
             self._meter = Meter(self.loop.n)
             self.loop.watchers.begin(self._meter.read(0))
@@ -185,6 +186,7 @@ class FusedRun(DeviceRun):
             self.steps += taken
             self.launches += 1
             self.launches_by_k[taken] = self.launches_by_k.get(taken, 0) + 1
+            loop.expect(took_ns)
             loop.ns_per_step = min(took_ns / taken, 2 * loop.ns_per_step)  # one slow moment must not slice the next run
             loop.last_policy = [taken, self.finished, self.steps, self.max_steps, int(not self.over())]
             if counts.step_sum:
