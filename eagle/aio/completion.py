@@ -408,7 +408,7 @@ async def _taking_turns(completion: Completion[Any], box: Mailbox) -> bool:
     """Check between turns of the loop for a short while; True when the work has ended."""
     box.spinning += 1
     try:
-        until = perf_counter() + _SPIN_S
+        until = perf_counter() + completion.spin_s
         while True:
             await box.turn()
             if completion.done():
