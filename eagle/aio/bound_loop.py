@@ -8,6 +8,7 @@ import numpy as np
 
 from eagle.aio.active_set import ActiveSet, compaction_body
 from eagle.aio.guards import RepeatWhile, SkipGuard
+from eagle.aio.ordering import check_order
 from eagle.aio.pipeline import GraphPipeline
 from eagle.aio.watchers import Watchers
 from eagle.kernels.binding import BoundPlan, own_words
@@ -98,7 +99,8 @@ class BoundLoop:
         loop: The `RepeatWhile` that says the same; `iterations()` is of the last run.
         fused_steps: The steps word of an automatic kernel, or None.
         watchers: Who follows the run.
-        copied: Whether a sample-major plane was copied in, and must be copied back.
+        kernel_mask: The mask that kernels see: the same, unless a device run has an order of its own.
+        copied: Whether planes are copied in before a run, and back after it.
         running: The run in progress, or None.
     """
 
@@ -113,9 +115,9 @@ class BoundLoop:
         max_steps: int,
         every: int | None,
         reorder: Any,
+        order: Any = None,
     ) -> None:
         self.step = step
-        self.planes = planes
         self.n = planes.n
         self.residency = residency
         self.auto = step.steps == "auto"
@@ -124,15 +126,20 @@ class BoundLoop:
         given = planes.planes.get(step.mask)
         self.mask = xp.zeros(self.n, np.bool_) if given is None else given.native
         self.mask_given = self.mask if given is None else given.given
+        self.planes, self.kernel_mask = self.place(planes, check_order(order, self.n))
         self.finished = self.make_counter()
         self._total = xp.full(1, self.n, np.uint32)
         self.fused_steps = xp.ones(1, np.int64) if self._has(FUSED_STEPS) else None
-        self.copied = any(plane.source is not None for plane in planes.planes.values())
+        self.copied = self.planes is not planes or any(p.source is not None for p in planes.planes.values())
         self.active = self._active_set(reorder)
-        self.bound = tuple(BoundPlan(plan, planes, self._words(plan), plan.side(residency)) for plan in step.plans)
+        self.bound = tuple(BoundPlan(plan, self.planes, self._words(plan), plan.side(residency)) for plan in step.plans)
         self.loop = self._repeat(max_steps)
         self.watchers = Watchers()
         self.running: Any = None  # the run in progress, or what has claimed it
+
+    def place(self, planes: Planes, order: Any) -> tuple[Planes, Any]:
+        """The planes and the mask that kernels run on; the host balances its ranges whatever the order."""
+        return planes, self.mask
 
     def make_counter(self) -> Any:
         """The array that kernels count finished samples into."""
@@ -172,7 +179,7 @@ class BoundLoop:
         return active
 
     def _words(self, plan: Any) -> dict[str, Any]:
-        shared: dict[str, Any] = {FINISHED_COUNT: self.finished, self.step.mask: self.mask}
+        shared: dict[str, Any] = {FINISHED_COUNT: self.finished, self.step.mask: self.kernel_mask}
         if self.fused_steps is not None:
             shared[FUSED_STEPS] = self.fused_steps
         if self.active is not None:

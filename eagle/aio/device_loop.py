@@ -12,15 +12,18 @@ from eagle.aio.active_set import compaction_body
 from eagle.aio.bound_loop import BoundLoop
 from eagle.aio.device_cells import Cells, Fetched, SharedWord, count_mask, pacing, tick
 from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
-from eagle.aio.pipeline import GraphPipeline
+from eagle.aio.ordering import OrderedPlanes
 from eagle.aio.shapes import UNIFORM, Shape, choose
 from eagle.kernels.binding import struct_values
 from eagle.kernels.device import device_props
+from eagle.kernels.interop import to_cupy
 
 if TYPE_CHECKING:
+    from eagle.aio.pipeline import GraphPipeline
     from eagle.aio.device_run import DeviceRun
     from eagle.kernels.device_call import PackedLaunch
     from eagle.kernels.device_kernel import DeviceKernel
+    from eagle.kernels.planes import Planes
 
 SLICE_NS = 5_000_000
 _SPIN_NS = 3_000_000
@@ -39,6 +42,7 @@ class DeviceLoop(BoundLoop):
         build_s: Seconds of capture so far.
         ns_per_step: Measured or estimated device time of one step of the whole batch.
         evenness: Mean over largest step count of the last run that told, or None.
+        learning: Whether the next run is to learn what each sample takes.
     """
 
     def __init__(self, *args: Any, max_steps: int, **options: Any) -> None:
@@ -57,6 +61,16 @@ class DeviceLoop(BoundLoop):
         self.word = None if self.fused_steps is None else SharedWord(self.fused_steps)
         flops = max(device_props(self.device).peak_flops_dp, 1.0)
         self.ns_per_step = max(self.n * self.ops / (flops / 2e9), self.ops * _LATENCY_NS_PER_OP)
+
+    def place(self, planes: Planes, order: Any) -> tuple[Planes, Any]:
+        """Planes in an order of their own where one is asked for and one launch runs every sample to its end."""
+        self.learning = False
+        if order is None or not self.fuses or planes.n == 0:
+            return planes, self.mask
+        self.learning = isinstance(order, str)
+        cost = None if self.learning else to_cupy(order)
+        ordered = OrderedPlanes(planes, self.mask, cost)
+        return ordered, ordered.mask
 
     def make_counter(self) -> Any:
         """The finished counter, one of the cells."""
@@ -89,9 +103,12 @@ class DeviceLoop(BoundLoop):
 
     def start(self, *, max_steps: int, host_policy: str, threads: int | None, priority: int | None) -> DeviceRun:
         """A new run, in the shape that the kernels allow; the host's pacing and threads are without effect."""
-        from eagle.aio.device_run import BandRun, FusedRun
+        from eagle.aio.device_run import BandRun, FusedRun, LearningRun
 
-        return (FusedRun if self.fuses else BandRun)(self, max_steps, priority)
+        kind: type[DeviceRun] = BandRun
+        if self.fuses:
+            kind = LearningRun if self.learning else FusedRun
+        return kind(self, max_steps, priority)
 
     def expect(self, took_ns: int) -> None:
         """Note what a launch took: a task that awaits the next one checks in turns of its loop for about as long.
@@ -155,7 +172,7 @@ class DeviceLoop(BoundLoop):
             self.iterations = Fetched(self.loop.cell, self.device)
             reorders = None if self.active is None else self.active.reorders
             self.reordered = None if reorders is None else Fetched(reorders, self.device)
-            steps: list[Callable[[], object]] = [count_mask(self.mask, self.cells, self.device).launch]
+            steps: list[Callable[[], object]] = [count_mask(self.kernel_mask, self.cells, self.device).launch]
             if self.active is not None:
                 self.active.prepare_compaction()
             if self.auto:

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from eagle.aio.ordering import OrderedPlanes
 from eagle.aio.progress import Meter
 from eagle.aio.report import RunReport
 from eagle.aio.wake import loop_runs_here
@@ -14,6 +17,8 @@ from eagle.kernels.device import has_failed
 if TYPE_CHECKING:
     from eagle.aio.completion import Completion
     from eagle.aio.device_loop import DeviceLoop
+
+_FIRST_RUNG = 16  # steps of a learning run's first launch
 
 
 class DeviceRun(ABC):
@@ -163,11 +168,15 @@ class FusedRun(DeviceRun):
             return self.loop.n == 0
         return self.finished == self.loop.n or self.steps >= self.max_steps
 
+    def slice_steps(self) -> int:
+        """Steps of the next launch, the cap aside."""
+        return self.loop.budget()
+
     def issue(self) -> Completion[Any]:
         """One launch with the budget of a slice."""
         loop = self.loop
         pipeline = loop.fused_pipeline(self._shape, self.priority)
-        budget = self._budget = min(loop.budget(), self.max_steps - self.steps)
+        budget = self._budget = min(self.slice_steps(), self.max_steps - self.steps)
         word = loop.word
         assert word is not None, "an automatic kernel has a steps word"
         if word.value == budget:
@@ -209,6 +218,40 @@ class FusedRun(DeviceRun):
             "chunk": shape.chunk,
             "lane_utilisation": counts.active_lanes / counts.lane_slots if used else None,
         }
+
+
+class LearningRun(FusedRun):
+    """A run of ``order="learn"`` that notes what each sample takes, to within a factor of two.
+
+    No entry tells a sample's steps, but the mask tells after which launch it finished: launches of doubling budgets are
+    a ruler. The next run after a reset starts the long samples first.
+    """
+
+    def __init__(self, loop: DeviceLoop, max_steps: int, priority: int | None) -> None:
+        super().__init__(loop, max_steps, priority)
+        self._rung = 0
+        self._cost: Any = loop.planes.xp.zeros(loop.n, np.int32)
+
+    def slice_steps(self) -> int:
+        """Twice the last launch's, as long as a slice allows."""
+        return min(_FIRST_RUNG << self._rung, super().slice_steps())
+
+    def collect(self, took_ns: int) -> int:
+        """Note who has finished in this launch."""
+        taken = super().collect(took_ns)
+        self._rung += 1
+        live = ~self.loop.kernel_mask
+        self._cost[live] = self._rung
+        return taken
+
+    def close(self) -> None:
+        """Keep the costs, when the run came to its end."""
+        ended = self._counts is not None and self.over()
+        super().close()
+        planes = self.loop.planes
+        if ended and isinstance(planes, OrderedPlanes):
+            planes.set_cost(planes.in_sample_order(self._cost))
+            self.loop.learning = False
 
 
 class BandRun(DeviceRun):

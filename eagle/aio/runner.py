@@ -82,8 +82,6 @@ class RunOptions:
             )
         if progress not in (True, False, None):
             raise TypeError(f"progress={progress!r}: expected True or False")
-        if isinstance(order, str) and order != "learn":
-            raise ValueError(f"order={order!r}: expected an array of one cost per sample, 'learn' or None")
         self.limiter = limiter
         self.priority = priority
         self.order = order
@@ -178,7 +176,9 @@ class Runner:
             from eagle.aio.device_loop import DeviceLoop
 
             kind = DeviceLoop
-        self._loop = kind(step, planes, residency, max_steps=max_steps, every=every, reorder=reorder)
+        self._loop = kind(
+            step, planes, residency, max_steps=max_steps, every=every, reorder=reorder, order=options.order
+        )
         self._loop.pipeline_class = self._pipeline_class
         self.options = options
         self._free = threading.Lock()  # whoever runs or resets the object holds it; two threads may try at once
