@@ -5,7 +5,8 @@
 
 Each engine has a process of its own (raptor-eagle is imported as ``eagle``, too), and the processes take turns: a
 round of one, a round of the next. So whatever else the machine does meets all of them alike. A ratio is the median over
-rounds of eagle's time by the other's in the same round; below 1.00 eagle is faster. The first rounds are dropped.
+rounds of eagle's time by the other's in the same round; below 1.00 eagle is faster. The first rounds are dropped. On a
+machine that others use, too, look at the ratio of the fastest rounds as well: engines suffer differently from company.
 
 The kernel is the one of ``python -m eagle bench`` for both engines. Numba joins where it is installed; NumPy is a
 masked loop, run once, and scaled from 10,000 samples where it would take too long (marked ~).
@@ -280,7 +281,8 @@ def print_runs(engines: dict[str, Engine], sizes: list[int], seconds: float) -> 
         columns.append(("raptor-eagle", "peer", "blocking"))
     names = [column[0] for column in columns] + (["Numba"] if numba else [])
     others = [name for name in names if name not in ("eagle", "awaited")]
-    ratios = [*(f"/ {name}" for name in others), *(f"awaited / {name}" for name in ["eagle", *others])]
+    pairs = [("eagle", name) for name in others] + [("awaited", name) for name in ["eagle", *others]]
+    ratios = [text for a, b in pairs for text in (f"{a} / {b}", "fastest")]
     print(
         f"{'samples':>9} {'steps':>8}" + "".join(f"{name + ' ms':>16}" for name in names) + f"{'NumPy ms':>12}", end=""
     )
@@ -302,8 +304,8 @@ def print_runs(engines: dict[str, Engine], sizes: list[int], seconds: float) -> 
             print(f"{n:>9,} {'spread' if spread else 'uniform':>8}", end="")
             print("".join(f"{1e3 * statistics.median(times[name]):>16.3f}" for name in names), end="")
             print(f"{'~' if scaled else ''}{1e3 * plain:.0f}".rjust(12), end="")
-            print("".join(f"{paired(times['eagle'], times[name]):>23.2f}" for name in others), end="")
-            print("".join(f"{paired(times['awaited'], times[name]):>23.2f}" for name in ["eagle", *others]), flush=True)
+            values = [value for a, b in pairs for value in (paired(times[a], times[b]), min(times[a]) / min(times[b]))]
+            print("".join(f"{v:>{max(len(t) + 2, 9)}.2f}" for v, t in zip(values, ratios, strict=True)), flush=True)
 
 
 def print_small(engines: dict[str, Engine], seconds: float, memory_n: int) -> None:
