@@ -34,6 +34,13 @@ class Run(Protocol):
     def reported(self) -> RunReport:
         """The report of a run that was closed without an error."""
 
+    @property
+    def prepared(self) -> bool:
+        """Whether `next` has nothing to build before it begins."""
+
+    def prepare(self) -> None:
+        """Build what the run needs; may take a while, so not in the thread of an event loop."""
+
     def next(self, *, join: bool) -> Completion[Any] | None:
         """Begin the next piece of work; None when the run is over. Never waits, but may work in this thread."""
 
@@ -141,6 +148,11 @@ class BoundLoop:
         """The planes and the mask that kernels run on; the host balances its ranges whatever the order."""
         return planes, self.mask
 
+    @property
+    def shown_finished(self) -> Any:
+        """The counter as users see it."""
+        return self.finished
+
     def make_counter(self) -> Any:
         """The array that kernels count finished samples into."""
         return self.planes.xp.zeros(1, np.uint32)
@@ -239,6 +251,6 @@ class BoundLoop:
     def reset(self) -> None:
         """Nobody has finished: clear mask, counter and active set. The state is the caller's to seed."""
         self.mask[...] = False
-        self.finished[0] = 0
+        self.shown_finished[0] = 0
         if self.active is not None:
             self.active.reset()

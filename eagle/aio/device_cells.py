@@ -64,7 +64,8 @@ class Cells:
         histogram: Entries of a uint32 histogram behind the counters, for the launches of each step count.
 
     Attributes:
-        finished: The finished counter, a (1,) uint32 view.
+        finished: The finished counter of the replay in flight, a (1,) uint32 view; 0 between replays.
+        shown: What it was at the end of the last replay, (1,) uint32.
         signal: The host word that `report` raises by 1.
     """
 
@@ -80,6 +81,7 @@ class Cells:
         self._view = self._host.data
         self.base: int = int(self._memory.data.ptr)
         self.finished = self._memory[:4].view(np.uint32)
+        self.shown = cupy.zeros(1, np.uint32)
         self.signal = EndSignal(self._host[self._bytes :].view(np.uint32))
         args = [
             np.uint64(self.base),
@@ -87,6 +89,7 @@ class Cells:
             np.uint64(self._pinned.ptr),
             np.uint64(self._replays.data.ptr),
             np.uint64(self._pinned.ptr + self._bytes),
+            np.uint64(self.shown.data.ptr),
         ]
         self._report = PackedLaunch(loop_kernels(device)["eagle_report"], args, 1, 32)
 

@@ -19,8 +19,8 @@ from eagle.kernels.device import device_props
 from eagle.kernels.interop import to_cupy
 
 if TYPE_CHECKING:
-    from eagle.aio.pipeline import GraphPipeline
     from eagle.aio.device_run import DeviceRun
+    from eagle.aio.pipeline import GraphPipeline
     from eagle.kernels.device_call import PackedLaunch
     from eagle.kernels.device_kernel import DeviceKernel
     from eagle.kernels.planes import Planes
@@ -77,6 +77,11 @@ class DeviceLoop(BoundLoop):
         paced = self.auto and self.step.active_set
         self.cells = Cells(self.residency.device or 0, self.step.steps_max + 1 if paced else 0)
         return self.cells.finished
+
+    @property
+    def shown_finished(self) -> Any:
+        """What the last replay counted; the counter itself is cleared for the next one."""
+        return self.cells.shown
 
     @property
     def kernel(self) -> DeviceKernel:
@@ -165,6 +170,15 @@ class DeviceLoop(BoundLoop):
         before, self.evenness = self.evenness, evenness
         if before is None or (before > UNIFORM) != (evenness > UNIFORM):
             self._shape = None
+
+    def has_fused(self, shape: Shape, priority: int | None) -> bool:
+        """Whether `fused_pipeline` would find its graph."""
+        return (shape, priority) in self._fused
+
+    @property
+    def has_band(self) -> bool:
+        """Whether `band_pipeline` would find its graph."""
+        return self._band is not None
 
     def band_pipeline(self, priority: int | None) -> GraphPipeline:
         """The graph of a loop: count the mask, repeat, copy the counters back."""

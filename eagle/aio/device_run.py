@@ -61,6 +61,15 @@ class DeviceRun(ABC):
         if work is not None:
             work.stop()
 
+    @property
+    @abstractmethod
+    def prepared(self) -> bool:
+        """Whether this run's graph is captured."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Capture this run's graph; the first one of a process compiles a few kernels too."""
+
     def next(self, *, join: bool) -> Completion[Any] | None:
         """Issue the next launch and give its completion; None when the run is over. Never waits.
 
@@ -162,6 +171,15 @@ class FusedRun(DeviceRun):
         self._budget = 0
         self._counts: Any = None
 
+    @property
+    def prepared(self) -> bool:
+        """Whether the graph of its shape is captured."""
+        return self.loop.has_fused(self._shape, self.priority)
+
+    def prepare(self) -> None:
+        """Capture the graph of its shape."""
+        self.loop.fused_pipeline(self._shape, self.priority)
+
     def over(self) -> bool:
         """Every sample has finished, or the cap is reached."""
         if self._counts is None:
@@ -262,6 +280,15 @@ class BandRun(DeviceRun):
         self._compactions = 0
         self._reorders = 0
         self._ran = False
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the loop's graph is captured."""
+        return self.loop.has_band
+
+    def prepare(self) -> None:
+        """Capture the loop's graph."""
+        self.loop.band_pipeline(self.priority)
 
     def over(self) -> bool:
         """The loop has run: it ends at its guard or at the cap."""

@@ -100,6 +100,11 @@ class HostRun(Job[Range]):
         assert self.report is not None, "a run that settled without an error has a report"
         return self.report
 
+    prepared = True
+
+    def prepare(self) -> None:
+        """Nothing: a host run needs no graph."""
+
     def next(self, *, join: bool) -> Completion[Any] | None:
         """The next piece of work to wait for: the whole run at first, then None.
 

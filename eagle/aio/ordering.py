@@ -31,13 +31,9 @@ def check_order(order: Any, n: int) -> Any:
         raise ValueError(f"order={order!r}: expected an array of one cost per sample, {LEARN!r} or None")
     array = unmarked(order)[0]
     if detect(array) is None:
-        raise TypeError(
-            f"order is a {type(order).__name__}: expected one cost per sample, {LEARN!r} or None"
-        )
+        raise TypeError(f"order is a {type(order).__name__}: expected one cost per sample, {LEARN!r} or None")
     if tuple(array.shape) != (n,) or np.dtype(str(array.dtype).removeprefix("torch.")).kind not in "iufb":
-        raise ValueError(
-            f"order must hold one real cost per sample, ({n},); got {array.dtype} {tuple(array.shape)}"
-        )
+        raise ValueError(f"order must hold one real cost per sample, ({n},); got {array.dtype} {tuple(array.shape)}")
     return array
 
 

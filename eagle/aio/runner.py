@@ -219,7 +219,7 @@ class Runner:
     @property
     def finished(self) -> Any:
         """Samples finished, a (1,) uint32 array."""
-        return self._loop.finished
+        return self._loop.shown_finished
 
     @property
     def terminated(self) -> Any:
@@ -285,6 +285,8 @@ class Runner:
                 with tracing.timed("runs", "run", simulation=self._loop.name):
                     run = self.start()
                     try:
+                        if not run.prepared:
+                            await anyio.to_thread.run_sync(run.prepare)
                         while (work := run.next(join=False)) is not None:
                             await leave_when_done(work)
                     finally:
