@@ -1,0 +1,167 @@
+"""Frames on a device: one upload of a table and one launch bring the planes of a whole batch side by side.
+
+CuPy's own concatenation is a launch and some 10 µs of Python for each array, which for a thousand requests of three
+planes is more than their run. Nothing of the planes passes through the host; the mask does, and only where a request's
+own end cannot be told from the batch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eagle.aio.batch_frame import Frame
+from eagle.aio.batch_result import Outputs
+from eagle.aio.completion import Completion, leave_when_done
+from eagle.aio.device_loop import DeviceLoop
+from eagle.kernels.device import require_cupy
+from eagle.kernels.device_call import attribute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from eagle.aio.batch_request import Intake, Request
+    from eagle.aio.device_run import DeviceRun
+    from eagle.aio.report import RunReport
+
+_HOST_TO_DEVICE = 1
+_THREADS = 256
+_PER_THREAD = 8  # elements that a thread copies before a block more pays
+_MOST_PARTS = 1024
+
+
+@cache
+def gather_kernel(device: int) -> Any:
+    """The function of gather.cu on the current device, compiled once per process and device, loaded."""
+    source = Path(__file__).with_name("gather.cu").read_text(encoding="utf-8")
+    function = require_cupy().RawModule(code=source).get_function("eagle_gather")
+    attribute(function, "num_regs")  # brings the code to the device
+    return function
+
+
+class Ready:
+    """The point on a stream behind which results are in their place.
+
+    Args:
+        cupy: CuPy.
+    """
+
+    __slots__ = ("_current", "_event", "_ptr")
+
+    def __init__(self, cupy: Any) -> None:
+        self._current = cupy.cuda.get_current_stream
+        stream = self._current()
+        self._ptr = stream.ptr
+        self._event = cupy.cuda.Event(disable_timing=True)
+        self._event.record(stream)
+
+    def wait_here(self) -> None:
+        """Let the current stream wait for the results; nothing when it is the one they were copied on."""
+        stream = self._current()
+        if stream.ptr != self._ptr:
+            stream.wait_event(self._event)
+
+
+class DeviceFrame(Frame):
+    """A frame of CuPy arrays."""
+
+    def __init__(self, intake: Intake, device: int | None, given: dict[str, Any], max_steps: int) -> None:
+        assert device is not None
+        self._cupy = require_cupy()
+        self._device = self._cupy.cuda.Device(device)
+        with self._device:
+            super().__init__(intake, device, given, max_steps)
+            self._gather = gather_kernel(device)
+            self._reader = self._cupy.cuda.Stream(non_blocking=True)
+            self._planes = self._cupy.asarray(self._described())
+            self._table(64)
+            loop = self.runner.bound
+            assert isinstance(loop, DeviceLoop)
+            self._loop = loop
+            # The graph is captured here, off the event loop, and not by the first run.
+            if self.capacity:
+                _ = loop.fused_pipeline(loop.shape(), None) if loop.fuses else loop.band_pipeline(None)
+        self._sources: list[Any] = []
+
+    def _described(self) -> np.ndarray[Any, Any]:
+        """The planes as gather.cu wants them."""
+        rows = np.zeros((max(len(self._filled), 1), 4), np.uint64)
+        for row, (name, default) in zip(rows, self._filled, strict=False):
+            native = self._natives[name]
+            bits = int.from_bytes(default.tobytes(), "little")
+            row[:] = (native.data.ptr, native.shape[0] if native.ndim == 2 else 1, default.itemsize, bits)
+        return rows
+
+    def _table(self, rows: int) -> None:
+        """Room for the addresses of so many requests, on both sides."""
+        words = rows * (2 + len(self._filled))
+        self._rows = rows
+        self._pinned = self._cupy.cuda.alloc_pinned_memory(8 * words)
+        self._host = np.frombuffer(self._pinned, np.uint64, words).reshape(rows, -1)
+        self._there = self._cupy.empty(words, np.uint64)
+
+    def fill(self, requests: Sequence[Request], total: int) -> None:
+        """Copy the planes in with one launch, on the current stream."""
+        cupy, count = self._cupy, len(requests)
+        names = [name for name, _ in self._filled]
+        rows = []
+        for r in requests:
+            arrays = r.arrays
+            pointers = [array.data.ptr if (array := arrays.get(name)) is not None else 0 for name in names]
+            rows.append([r.start, r.n, *pointers])
+        with self._device:
+            stream = cupy.cuda.get_current_stream()
+            if count > self._rows:
+                self._table(2 * count)
+            self._host[:count] = rows
+            for r in requests:
+                if r.seed is not None:
+                    stream.wait_event(r.seed)
+            runtime, mask, loop = cupy.cuda.runtime, self._loop.mask.data.ptr, self._loop
+            runtime.memcpyAsync(
+                self._there.data.ptr, self._pinned.ptr, self._host[:count].nbytes, _HOST_TO_DEVICE, stream.ptr
+            )
+            if names:
+                longest = max(r.n for r in requests)
+                parts = min(-(-longest // (_THREADS * _PER_THREAD)), _MOST_PARTS)
+                args = (self._there, self._planes, np.uint64(len(names)), np.uint64(self.capacity))
+                self._gather((count, len(names), parts), (_THREADS,), args)
+            runtime.memsetAsync(mask, 0, total, stream.ptr)
+            if total < self.capacity:
+                runtime.memsetAsync(mask + total, 1, self.capacity - total, stream.ptr)
+            if loop.active is not None:
+                loop.active.reset()
+        self._sources = [r.arrays for r in requests]  # a cancelled request's arrays may still be read from
+
+    async def follow(self, run: DeviceRun, work: Completion[Any], look: Callable[[Any], None] | None) -> None:
+        """Look between two slices, while the device rests."""
+        await leave_when_done(work)
+        if look is not None:
+            run.gather()
+            if not run.over():
+                look(self.mask(self.capacity))
+
+    def mask(self, total: int) -> np.ndarray[Any, Any]:
+        """A copy of the mask, read on a stream that waits for nobody else's work."""
+        with self._device:
+            mask: np.ndarray[Any, Any] = self._loop.mask[:total].get(stream=self._reader)
+        return mask
+
+    def report_so_far(self, run: DeviceRun) -> RunReport:
+        """By the slices that have ended."""
+        return run.result()
+
+    def copy(self, start: int, n: int) -> Outputs:
+        """Copies on the current stream; results wait for them where they are used on another one."""
+        with self._device:
+            outputs = super().copy(start, n)
+            outputs.ready = Ready(self._cupy)
+        return outputs
+
+    def rest(self) -> None:
+        """Let go of the arrays that were copied from."""
+        self._sources = []

@@ -1,0 +1,259 @@
+"""Batcher: many small requests of one kernel, run as few launches and handed back one by one.
+
+States of a Batcher::
+
+    new --async with--> open --the block ends--> draining --everybody answered--> closed
+                        open --the block raises--> closed, with what was pending cancelled
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from eagle.aio.batch_frame import Frames
+from eagle.aio.batch_lane import Lane
+from eagle.aio.batch_request import Intake, Request
+from eagle.aio.batch_result import BatchResult, Outputs
+from eagle.aio.report import RunReport
+from eagle.aio.runner import check_max_steps, take_options
+from eagle.aio.simulation import model_step
+from eagle.aio.wake import Mailbox, mailbox
+from eagle.errors import StateError
+from eagle.kernels.planes import Layout, check_layout_word
+from eagle.kernels.step import MAX_MAPPED_SAMPLES
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from anyio.abc import TaskGroup
+
+    from eagle.aio.report import SimResult
+
+# Objects of their own, so that a value that the caller gave is told from the default by identity: where a kernel has a
+# parameter of that name, a given value is the kernel's, and a default is nobody's.
+_MAX_SAMPLES = int("65536")
+_MAX_WAIT = float("0.01")
+
+
+class Batcher:
+    """Merges concurrent requests for one model into few runs, and hands each its own result.
+
+    Use it as an async context manager, and await `simulate` from any number of tasks of the event loop that entered it::
+
+        async with eagle.Batcher(kernel, max_steps=1000, dt=0.01) as batcher:
+            result = await batcher.simulate(x=x, v=v)
+
+    A request starts at once when nothing runs; requests made in one turn of the loop start together. While a batch
+    runs, the next one fills; it starts beside the running one when the oldest request in it has waited ``max_wait``,
+    when it is full, or when the running one has answered half of its samples. A request is answered as soon as its own
+    samples have finished, within a slice (5 ms on a device, about 10 ms on the host) also when others of its batch go
+    on. Every result has the bits that running alone would give; kernels for which that cannot be (shared accumulators,
+    wide planes, a kernel without a mask) run each request alone, as does a request of more than ``max_samples``.
+
+    NumPy planes run on the host, CuPy planes on their GPU (with one launch that gathers a batch, and nothing passing
+    through the host); requests of different sides go to different batches.
+
+    Leaving the block answers everything first. An exception in the block, or a cancellation, stops what runs: requests
+    that still wait get a `StateError`. At most 16 batches are in flight. The batch arrays are kept until the block is
+    left.
+
+    Args:
+        model: A hawk kernel, a plan of `deploy`, or a list of them: one step, in order.
+        until: The kernel that finishes the samples, placed last.
+        max_steps: Steps a sample may take; counts for each request.
+        max_samples: Samples of a batch, at most.
+        max_wait: Seconds that a request waits beside a running batch, at most; ``math.inf`` never starts a second one.
+        scalar_type: "float64" (None) or "float32": the precision the kernels are built in.
+        layout: "samples_first" or "samples_last", for planes whose shape reads both ways.
+        **shared: The kernels' numbers and lookup tables, shared by all requests.
+
+    Raises:
+        ValueError: An option is wrong; from entering the block also: the model or ``shared`` is wrong.
+        TypeError: An option or a number is of the wrong type.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        until: Any = None,
+        max_steps: int,
+        max_samples: int = _MAX_SAMPLES,
+        max_wait: float = _MAX_WAIT,
+        scalar_type: str | None = None,
+        layout: Layout | None = None,
+        **shared: Any,
+    ) -> None:
+        self._max_steps = check_max_steps(max_steps)
+        self._layout = check_layout_word(layout)
+        self._model = (model, until, scalar_type)
+        self._given = {"max_samples": max_samples, "max_wait": max_wait}
+        self._shared = shared
+        self._max_samples, self._max_wait = _MAX_SAMPLES, _MAX_WAIT
+        self._state = "new"
+        self._token: object = None
+        self._box: Mailbox | None = None
+        self._group: TaskGroup | None = None
+        self._intake: Intake | None = None
+        self._lanes: dict[int | None, Lane] = {}
+        self._name = ""
+
+    def __repr__(self) -> str:
+        return f"<Batcher of {self._name or self._model[0]!r}, {self._state}>"
+
+    # ---- the block -----------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Build the model off the loop, and open for requests.
+
+        Cancellation leaves at once; a compilation that has begun goes on and fills the cache.
+        """
+        if self._state != "new":
+            raise StateError(f"{self!r} was entered before; make a new Batcher for a new block")
+        self._state = "entered"
+        self._intake = await anyio.to_thread.run_sync(self._build, abandon_on_cancel=True)
+        self._name = self._intake.step.name
+        self._token, self._box = anyio.lowlevel.current_token(), mailbox()
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        self._state = "open"
+        return self
+
+    def _build(self) -> Intake:
+        step = model_step(*self._model)
+        shared = dict(self._shared)
+        defaults = {"max_samples": _MAX_SAMPLES, "max_wait": _MAX_WAIT}
+        given = {name: value for name, value in self._given.items() if value is not defaults[name]}
+        options = {**defaults, **take_options(step, shared, given)}
+        self._max_samples = _checked_max_samples(options["max_samples"])
+        self._max_wait = _checked_max_wait(options["max_wait"])
+        return Intake(step, shared, self._layout)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Answer everything that was asked; after an exception, stop it instead.
+
+        Cancellation: what runs is stopped, and what waits gets a `StateError`.
+        """
+        group = self._group
+        assert group is not None, "the block was entered"
+        self._state = "draining"
+        if error is not None:
+            group.cancel_scope.cancel()
+        for lane in self._lanes.values():
+            lane.close()
+        try:
+            # Not the block's error: the group would wrap it, and it has been told already.
+            await group.__aexit__(None, None, None)
+        finally:
+            self._state = "closed"
+            self._lanes.clear()
+            self._intake = None
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    async def simulate(self, /, **planes: Any) -> SimResult:
+        """Run the model on the planes of one request, together with others.
+
+        Args:
+            **planes: The kernels' per-sample planes by name, as in `eagle.simulate`; they are read and never written, so
+                they may be read-only or share memory. Write-only planes may be left out. They must not change until
+                this returns.
+
+        Returns:
+            The `SimResult`: new arrays, made on first access, in the framework and shape of the request's. Its report is
+            the batch's (as far as the batch had come, when others go on); n, finished, done, status and ``wall_s`` are
+            the request's own.
+
+        Raises:
+            ValueError: A name or plane is wrong, as in `eagle.simulate`; no other request is disturbed.
+            TypeError: A plane is None.
+            StateError: The Batcher is not open, or another event loop opened it.
+
+        Cancellation leaves at once. The request is dropped from its batch, or its result discarded; a batch that nobody
+        waits for is stopped.
+        """
+        box = mailbox()
+        if self._state != "open" or box is not self._box:
+            self._check_open()
+        intake, lanes = self._intake, self._lanes
+        assert intake is not None and box is not None, "the Batcher is open"
+        request = intake.request(planes)
+        if request.n == 0 and intake.merges:
+            await anyio.lowlevel.checkpoint()
+            return _empty(intake, request)
+        lane = lanes.get(request.residency.device) or self._opened(intake, request)
+        parked = request.parked = box.park()
+        lane.put(request)
+        try:
+            await parked.wait()
+        except BaseException:
+            lane.drop(request)
+            raise
+        if request.error is not None:
+            raise request.error
+        return BatchResult(request, intake.state)
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            how = {
+                "new": "not open yet: enter it with `async with`",
+                "entered": "not open yet: await the entering of its block",
+            }
+            raise StateError(f"{self!r} is {how.get(self._state, 'closed; make a new one')}")
+        if anyio.lowlevel.current_token() != self._token:
+            raise StateError(
+                f"{self!r} belongs to the event loop that entered it, and simulate() was called in another one; make a "
+                "Batcher for each loop"
+            )
+
+    def _opened(self, intake: Intake, request: Request) -> Lane:
+        """The lane of a side that is used for the first time, or that broke before."""
+        group = self._group
+        assert group is not None, "the Batcher is open"
+        device = request.residency.device
+        frames = Frames(intake, request.residency, self._max_steps, self._max_samples)
+        lane = Lane(self._name, frames, self._max_samples, self._max_wait, group.start_soon)
+        self._lanes[device] = lane
+        group.start_soon(partial(self._serve, lane, device))
+        return lane
+
+    async def _serve(self, lane: Lane, device: int | None) -> None:
+        await lane.serve()
+        if self._lanes.get(device) is lane and lane.broken is not None:
+            del self._lanes[device]
+
+
+def _checked_max_samples(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"max_samples={value!r}: expected an int, the samples of a batch at most")
+    if not 1 <= value <= MAX_MAPPED_SAMPLES:
+        raise ValueError(f"max_samples={value}: expected 1 to {MAX_MAPPED_SAMPLES:,}, the samples of a batch at most")
+    return value
+
+
+def _checked_max_wait(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"max_wait={value!r}: expected seconds, at least 0")
+    if not value >= 0:
+        raise ValueError(f"max_wait={value}: expected seconds, at least 0 (math.inf never starts a second batch)")
+    return float(value)
+
+
+def _empty(intake: Intake, request: Request) -> SimResult:
+    """The result of a request without samples."""
+    xp, args = request.residency.xp, intake.step.args
+    arrays = {
+        name: xp.empty((args[name].width, 0) if args[name].shape else 0, args[name].dtype) for name in intake.state
+    }
+    report = RunReport(
+        n=0, finished=0, done=True, launches=0, steps=0, compactions=0, reorders=0, build_s=0.0, exact_steps=True
+    )
+    request.answer(Outputs(arrays, xp.empty(0, bool), frozenset(arrays)), 0, 0, report)
+    return BatchResult(request, intake.state)
