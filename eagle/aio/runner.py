@@ -353,8 +353,8 @@ class Runner:
         return "host" if self._loop.residency.device is None else "cuda"
 
     def _threads(self) -> int | None:
-        threads = self.host_threads
-        if threads is not None and (isinstance(threads, bool) or threads < 1):
+        threads: Any = self.host_threads  # a plain attribute, so anything may have been put there
+        if threads is not None and (type(threads) is not int or threads < 1):
             raise ValueError(f"host_threads is {threads!r}: expected None or an int >= 1")
         return threads
 

@@ -66,7 +66,11 @@ class Job(ABC, Generic[P]):
         """Called once, by the last thread to leave; ``error`` is what a piece or `turn` raised."""
 
     def start(self) -> bool:
-        """Set up the first round; False when there was nothing to do and the job has ended."""
+        """Set up the first round; False when the job has ended: nothing to do, or stopped before."""
+        with self._lock:
+            if self._ended:
+                return False
+            self._running = 1  # a stop meanwhile leaves the end to this thread
         return self._next_round()
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def interrupt_deferred(stop: Callable[[], None]) -> Iterator[None]:
+def interrupt_deferred(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     """Turn Ctrl-C into ``stop()`` while the block runs, and raise KeyboardInterrupt at its end.
 
     A KeyboardInterrupt in the middle of the thread team's bookkeeping would leave a piece that nobody finishes. Only
@@ -19,10 +19,13 @@ def interrupt_deferred(stop: Callable[[], None]) -> Iterator[None]:
 
     Args:
         stop: Asks the run to end at its next slice; called in a thread of its own for each Ctrl-C.
+
+    Yields:
+        Whether Ctrl-C has come: ask before anything is started that `stop` does not reach yet.
     """
     in_charge = threading.current_thread() is threading.main_thread()
     if not in_charge or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
+        yield lambda: False
         return
     interrupted = False
 
@@ -34,7 +37,7 @@ def interrupt_deferred(stop: Callable[[], None]) -> Iterator[None]:
 
     signal.signal(signal.SIGINT, note)
     try:
-        yield
+        yield lambda: interrupted
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if interrupted:

@@ -5,7 +5,7 @@ Ctrl-C ends a run at its next slice and then leaves as KeyboardInterrupt; planes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from eagle.kernels.planes import Layout
 
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
+_NOTHING: AbstractContextManager[Callable[[], bool]] = nullcontext(lambda: False)
 
 
 class Runner(AsyncRunner):
@@ -55,10 +55,10 @@ class Runner(AsyncRunner):
                 self.bound.watchers.display = Display(self.bound.name)
             with token_of(self.options.limiter):
                 # On the host this thread works on the run itself; for a device it only waits.
-                with interrupt_deferred(self.stop) if self.target == "host" else _NOTHING:
+                with interrupt_deferred(self.stop) if self.target == "host" else _NOTHING as interrupted:
                     run = self.start()
                     try:
-                        while (work := run.next(join=True)) is not None:
+                        while not interrupted() and (work := run.next(join=True)) is not None:
                             wait_to_end(work)
                     finally:
                         run.close()

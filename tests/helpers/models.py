@@ -14,7 +14,7 @@ from hawk.ext import Guard, Kind
 
 LISTED = Kind("listed", guard=Guard(active_set=True))
 
-# ---- kernels that run until done ---------------------------------------------------------------------------------
+# ---- kernels that run until done -------------------------------------------------------------------------------------
 
 
 @hawk.kernel
@@ -90,7 +90,7 @@ def double(x: Mutable[Scalar], c: Mutable[Scalar], terminated: Terminated):
     terminated = x1 >= 1.0
 
 
-# ---- kernels of one step: a move, a tally, a test ----------------------------------------------------------------
+# ---- kernels of one step: a move, a tally, a test --------------------------------------------------------------------
 
 
 @hawk.kernel
@@ -113,7 +113,7 @@ def tally(rounds: Mutable[Scalar]):
     rounds = rounds + 1.0
 
 
-# ---- kernels that are called: every role of the binary interface --------------------------------------------------
+# ---- kernels that are called: every role of the binary interface -----------------------------------------------------
 
 
 @hawk.kernel
@@ -204,7 +204,7 @@ grid_vjp = Kernel("grid_vjp", vjp(grid_value))
 edge_vjp = Kernel("edge_vjp", vjp(edge_sum))
 
 
-# ---- planes --------------------------------------------------------------------------------------------------------
+# ---- planes ----------------------------------------------------------------------------------------------------------
 
 
 def climb_planes(n: int = 50, top: float | None = None) -> dict[str, Any]:

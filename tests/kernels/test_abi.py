@@ -55,7 +55,7 @@ def test_an_unknown_precision_is_named(word: object) -> None:
         eagle.np_dtype(word)  # type: ignore[arg-type]
 
 
-# ---- tags and sizes ------------------------------------------------------------------------------------------------
+# ---- tags and sizes --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tag", [None, "", "aether-abi/3", 2, ["aether-abi/2"], {"tag": "aether-abi/2"}])
@@ -86,7 +86,7 @@ def test_too_few_or_too_many_sizes_are_refused(sizes: list[int]) -> None:
         check_layout("aether-abi/2", sizes, name="k.so")
 
 
-# ---- the argument list ---------------------------------------------------------------------------------------------
+# ---- the argument list -----------------------------------------------------------------------------------------------
 
 
 def test_every_role_in_the_order_of_the_signature() -> None:
