@@ -8,6 +8,9 @@ moods::
     dozing --observe--> hot    looks 20 times a second: work is pending, nobody waits for it
     hot --nobody waits--> dozing --a second without work--> idle
 
+What would wait for the device, such as destroying a graph, is left to this thread for a moment without pending work
+(`when_idle`).
+
 Hot, it looks again after about one hundredth of the time that the newest waiter has waited (10 µs to 1 ms). A round
 wakes each event loop once. No Python runs in a CUDA callback, and an event that raises settles its completion.
 """
@@ -31,11 +34,13 @@ from eagle.errors import DeviceFault, StateError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Event", "before_polling", "start", "track")
+__all__ = ("Event", "before_polling", "start", "track", "when_idle")
 
 T = TypeVar("T")
 
 _DOZE_S = 0.05
+_MOST_JOBS = 1024
+_CALM_S = 0.01  # longer than any issue takes that has begun already
 _STAY_S = 1.0  # between bursts of replays the thread keeps dozing, so that issuing one never has to ring it
 _log = logging.getLogger("eagle")
 
@@ -80,7 +85,9 @@ def track(
 
 
 def start() -> None:
-    """Start the thread; call it before work is issued, so that a failure to start leaves nothing behind.
+    """Start the thread; call it before any work is issued.
+
+    So a failure to start leaves nothing behind, and `when_idle` knows that work is coming.
 
     Raises:
         StateError: No thread could be started, or the interpreter is exiting.
@@ -91,6 +98,20 @@ def start() -> None:
 def before_polling(fn: Callable[[], object]) -> None:
     """Run `fn` once in the poller's thread before it asks an event: to set up the thread for the driver."""
     _setups.append(fn)
+
+
+def when_idle(job: Callable[[], object]) -> None:
+    """Run `job` in the poller's thread at a moment when no tracked work is pending.
+
+    For calls that wait for the device and hold the driver's lock meanwhile: beside a loop that waits to be stopped, or
+    a stream that waits for the host, they would never return, and nobody else could call the driver. So many jobs may
+    wait under a load that never pauses that they are run all the same (`_MOST_JOBS`). At interpreter exit they are
+    dropped.
+
+    Args:
+        job: Takes nothing; what it raises is logged.
+    """
+    _poller.add_job(job)
 
 
 class _Watch:
@@ -174,9 +195,13 @@ class _Poller:
         self.bell = threading.Lock()
         self.bell.acquire()
         self.new: deque[_Watch] = deque()
+        self.jobs: deque[Callable[[], object]] = deque()  # for a moment without pending work
         self.waited_for = 0  # observed watches that are pending
         self.newest = 0.0  # when the last of them was observed
         self.thread: threading.Thread | None = None
+        self.started_at = 0.0
+        self.at_rest = threading.RLock()  # held while jobs run, which may drop what adds another
+        self.busy = False
         self.mood = "idle"
         self.closing = False
         self.ready = 0  # setups that have run
@@ -185,7 +210,11 @@ class _Poller:
     # ---- from any thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Have the thread running."""
+        """Have the thread running; work is about to be issued."""
+        self.started_at = perf_counter()
+        if self.busy:
+            with self.at_rest:
+                pass
         if self.thread is not None:
             return
         with self.lock:
@@ -206,6 +235,14 @@ class _Poller:
         self.start()
         self.new.append(watch)
         if self.mood == "idle":
+            self.ring()
+
+    def add_job(self, job: Callable[[], object]) -> None:
+        """Take a job for `when_idle`; called by finalisers, so it starts no thread and never raises."""
+        self.jobs.append(job)
+        if self.thread is None and not self.closing:
+            self._run_jobs()  # nothing was ever issued
+        elif self.mood == "idle":
             self.ring()
 
     def observe(self, watch: _Watch) -> None:
@@ -247,19 +284,41 @@ class _Poller:
             now = perf_counter()
             if self.lanes or self.new:
                 last_work = now
+            if self.jobs:
+                self._run_jobs()
             if self.waited_for:
                 self.mood = "hot"
                 time.sleep(nap_after(now - self.newest))
                 continue
             # First the mood, then a look at what came meanwhile: whoever comes later sees the mood and rings.
-            self.mood = "dozing" if self.lanes or now - last_work < _STAY_S else "idle"
+            self.mood = "dozing" if self.lanes or self.jobs or now - last_work < _STAY_S else "idle"
             if self._missed():
                 continue
             self.bell.acquire(timeout=_DOZE_S if self.mood == "dozing" else -1)
 
+    def _run_jobs(self) -> None:
+        """Run what waits for an idle moment, if this is one.
+
+        `start` is called before work is issued, `add` behind it. First this raises its flag, then it looks at the time
+        of the last `start`; `start` notes the time, then looks at the flag. So one of the two sees the other.
+        """
+        with self.at_rest:
+            self.busy = True
+            try:
+                while self.jobs and (self._is_calm() or len(self.jobs) > _MOST_JOBS):
+                    self.jobs.popleft()()
+            except Exception:
+                _log.exception("a job for an idle moment raised; the poller goes on")
+            finally:
+                self.busy = False
+
+    def _is_calm(self) -> bool:
+        pending = bool(self.lanes or self.new) or perf_counter() - self.started_at <= _CALM_S
+        return self.thread is None or not pending
+
     def _missed(self) -> bool:
         """Whether something came before the mood could be seen."""
-        return self.waited_for > 0 or (self.mood == "idle" and bool(self.new))
+        return self.waited_for > 0 or (self.mood == "idle" and bool(self.new or self.jobs))
 
     def _round(self) -> None:
         while self.ready < len(_setups):

@@ -166,6 +166,63 @@ class TestAFault:
             await broken
 
 
+class TestIdleMoments:
+    def test_a_job_waits_until_nothing_is_pending(self) -> None:
+        event, ran = FakeEvent(), []
+        completion = track(event)
+        poller.when_idle(lambda: ran.append(threading.get_ident()))
+        with pytest.raises(TimeoutError):
+            completion.wait(0.15)  # some rounds of the poller
+        assert ran == []
+        event.finish()
+        until_blocking(lambda: ran)
+        assert ran[0] != threading.get_ident()
+
+    def test_it_comes_while_the_poller_rests(self) -> None:
+        track(FakeEvent(after_s=0.0)).wait(10)
+        until_blocking(lambda: poller._poller.mood == "idle")
+        ran = threading.Event()
+        poller.when_idle(ran.set)
+        assert ran.wait(10)
+
+    def test_before_anything_was_issued_it_runs_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(poller, "_poller", poller._Poller())
+        ran: list[int] = []
+        poller.when_idle(lambda: ran.append(threading.get_ident()))
+        assert ran == [threading.get_ident()]
+        assert poller._poller.thread is None
+
+    def test_one_that_raises_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        ran = threading.Event()
+        track(FakeEvent(after_s=0.0)).wait(10)
+        poller.when_idle(lambda: {}["missing"])
+        poller.when_idle(ran.set)
+        assert ran.wait(10)
+        assert "missing" in caplog.text
+
+    def test_work_that_is_about_to_be_issued_waits_for_a_running_job(self) -> None:
+        inside, leave, issued = threading.Event(), threading.Event(), threading.Event()
+        track(FakeEvent(after_s=0.0)).wait(10)
+        poller.when_idle(lambda: (inside.set(), leave.wait(10)))
+        assert inside.wait(10)
+        thread = threading.Thread(target=lambda: (poller.start(), issued.set()))
+        thread.start()
+        assert not issued.wait(0.02)
+        leave.set()
+        assert issued.wait(10)
+        thread.join()
+
+    def test_under_a_load_that_never_pauses_they_run_all_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(poller, "_MOST_JOBS", 3)
+        event, ran = FakeEvent(), []
+        track(event)
+        for number in range(5):
+            poller.when_idle(lambda number=number: ran.append(number))
+        until_blocking(lambda: ran == [0, 1])
+        event.finish()
+        until_blocking(lambda: ran == [0, 1, 2, 3, 4])
+
+
 class TestTheThread:
     def test_there_is_one(self) -> None:
         completions = [track(FakeEvent(after_s=0.02)) for _ in range(20)]
