@@ -1,4 +1,4 @@
-"""One batch: requests that run as one launch, are answered as soon as their own samples have finished, and then let go."""
+"""One batch: requests that run as one launch, each answered as soon as its own samples have finished."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Batch:
 
     Attributes:
         total: Samples.
-        thin: Whether it counts as running no more, so that waiting requests may start: it has freed half of its samples,
-            or holds one large request.
+        thin: Whether it keeps waiting requests from starting no more: it has answered half of its samples, or is one
+            request by itself.
     """
 
     def __init__(self, requests: Sequence[Request], *, alone: bool, freed: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class Batch:
                 return
             await self._drive(frame)
         finally:
-            self._run = self._frame = None
+            self._frame = None
             if not self.alone:
                 frames.give(frame)
 
@@ -107,6 +107,7 @@ class Batch:
             finally:
                 run.close()
         finally:
+            self._run = None
             runner.release()
         if self._waiting:
             await self._answer_all(frame, run.reported)
@@ -141,9 +142,10 @@ class Batch:
         over = [request for request, ends in zip(self._requests, whole, strict=True) if ends and not request.answered]
         if not over:
             return
-        mask = self._frame.mask(self.total)
+        mask = self._frame.mask(self.total) & settled[: self.total]
         finished = [int(np.count_nonzero(mask[r.start : r.start + r.n])) for r in over]
-        report = replace(self._cut(self._frame.report_so_far(self._run), self._frame), done=False)
+        report = self._frame.report_so_far(self._run)
+        report = replace(report, n=self.total, finished=int(np.count_nonzero(mask)), done=False)
         self._answer(self._frame, over, finished, report)
         if not self.thin and self._live * 2 <= self.total:
             self.thin = True

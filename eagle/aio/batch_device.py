@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eagle.aio.batch_frame import Frame
-from eagle.aio.batch_result import Outputs
 from eagle.aio.completion import Completion, leave_when_done
 from eagle.aio.device_loop import DeviceLoop
 from eagle.kernels.device import require_cupy
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from eagle.aio.batch_request import Intake, Request
+    from eagle.aio.batch_result import Outputs
     from eagle.aio.device_run import DeviceRun
     from eagle.aio.report import RunReport
 

@@ -1,8 +1,8 @@
 """Frames: bound batch arrays of one capacity, filled with the planes of many requests, run, and copied out again.
 
 Binding (and on a device capturing) costs far more than a small run, so frames are bound once and used for batch after
-batch: a batch of fewer samples than the capacity leaves the tail marked as finished, and kernels skip it. A request that
-must run alone gets a frame of its own, over copies of the planes it writes and over its own arrays for the others.
+batch: one of fewer samples than the capacity leaves the tail marked as finished, and kernels skip it. A request that
+must run alone gets a frame of its own, over copies of the planes that are written and over its own arrays for the rest.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from eagle.aio.host_loop import HostLoop
 from eagle.aio.host_run import HostRun, cut
 from eagle.aio.report import RunReport
 from eagle.aio.runner import Runner, RunOptions
-from eagle.kernels.residency import Residency
 from eagle.kernels.team import core_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from eagle.aio.batch_request import Intake, Request
+    from eagle.kernels.residency import Residency
 
 # The smallest capacity, and the distance between two: what a tail costs is little beside binding one more frame.
 _SMALLEST, _FACTOR = 256, 4
@@ -103,7 +103,7 @@ class Frame(ABC):
 
     @abstractmethod
     def report_so_far(self, run: Any) -> RunReport:
-        """The report of a run that goes on."""
+        """The report of a run that goes on; its samples are the caller's to count."""
 
     def copy(self, start: int, n: int) -> Outputs:
         """Copies of the state of some samples, for results."""
@@ -114,6 +114,7 @@ class Frame(ABC):
         """The frame's own arrays: the frame will not be used again."""
         return Outputs({name: self._natives[name] for name in self._state}, self.runner.bound.mask, self._columns)
 
+    @abstractmethod
     def rest(self) -> None:
         """The batch has ended: let go of what belongs to its requests."""
 
@@ -135,14 +136,14 @@ class HostFrame(Frame):
         """Copy the planes in, one pass for each plane."""
         for name, default in self._filled:
             target = self._natives[name][..., :total]
-            parts = [r.arrays.get(name) for r in requests]
-            if any(part is None for part in parts):
-                target[...] = default
-                for request, part in zip(requests, parts, strict=True):
-                    if part is not None:
-                        target[..., request.start : request.start + request.n] = part
-            else:
+            parts = [r.arrays[name] for r in requests if name in r.arrays]
+            if len(parts) == len(requests):
                 np.concatenate(parts, axis=-1, out=target)
+                continue
+            target[...] = default
+            for request in requests:
+                if name in request.arrays:
+                    target[..., request.start : request.start + request.n] = request.arrays[name]
         loop = self._loop
         loop.mask[:total] = False
         loop.mask[total:] = True
@@ -184,7 +185,7 @@ class HostFrame(Frame):
         most = run.so_far()
         return RunReport(
             n=self.capacity,
-            finished=int(np.count_nonzero(self._settled)),
+            finished=0,
             done=False,
             launches=most.launches,
             steps=most.steps,
@@ -193,6 +194,9 @@ class HostFrame(Frame):
             build_s=0.0,
             launches_by_k=dict(most.by_k),
         )
+
+    def rest(self) -> None:
+        """Nothing is held: the planes were copied when `fill` returned."""
 
 
 class Frames:

@@ -6,8 +6,8 @@ A lane is served by one task::
                      waiting --cancelled--> dropped           in a batch --cancelled--> its result is discarded
 
 Waiting requests start as one batch when no batch runs, when the oldest has waited ``max_wait``, when they fill
-``max_samples``, and when the running batch has answered half of its samples. Requests that are made in one turn of the event loop
-are together, since the task that starts them runs in the next one.
+``max_samples``, and when the running batch has answered half of its samples. Requests that are made in one turn of the
+event loop are together, since the task that starts them runs in the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import anyio
 
 from eagle.aio import counters, tracing
 from eagle.aio.batch import Batch
-from eagle.aio.batch_frame import Frames
 from eagle.aio.offload import off_loop, on_the_callers_stream
 from eagle.aio.wake import mailbox
 from eagle.errors import StateError
@@ -28,6 +27,7 @@ from eagle.errors import StateError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from eagle.aio.batch_frame import Frames
     from eagle.aio.batch_request import Request
     from eagle.aio.wake import ParkedTask
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -56,6 +56,7 @@ class Request:
     """
 
     __slots__ = (
+        "_traceback",
         "answered",
         "arrays",
         "batch",
@@ -111,8 +112,17 @@ class Request:
 
     def fail(self, error: BaseException) -> None:
         """Give an error instead."""
-        self.error = error
+        self.error, self._traceback = error, error.__traceback__
         self._end()
+
+    def raise_error(self) -> NoReturn:
+        """Raise what it failed with; each request of a batch starts from the error's own traceback."""
+        error = self.error
+        assert error is not None, "the request failed"
+        try:
+            raise error.with_traceback(self._traceback)
+        finally:
+            del error, self  # or the error would hold this frame, which holds the error
 
     def let_go(self) -> None:
         """Drop the planes that it gave."""
@@ -122,8 +132,9 @@ class Request:
         self.answered = True
         self.ended = perf_counter()
         self.arrays = _NOTHING
-        if self.parked is not None:
-            self.parked.wake()
+        parked, self.parked, self.batch = self.parked, None, None  # or one result would keep all of its batch alive
+        if parked is not None:
+            parked.wake()
 
 
 _NOTHING: Mapping[str, Any] = {}
@@ -151,9 +162,12 @@ class Form:
         """Samples of a request that looks the same; 0 for any other, which is then checked in full."""
         if len(planes) != len(self._specs):
             return 0
-        kind, device, n = self._kind, self.residency.device, -1
+        kind: Any = self._kind
+        device, n = self.residency.device, -1
         for name, dtype, width in self._specs:
-            array = planes.get(name)
+            if name not in planes:
+                return 0
+            array = planes[name]
             if type(array) is not kind or array.dtype is not dtype:
                 return 0
             if device is None:
@@ -228,8 +242,8 @@ class Intake:
         ]
         if missing:
             raise ValueError(
-                f"missing {', '.join(map(repr, missing))}: give the numbers and tables of {step.name} that all requests "
-                "share to Batcher(...), by name"
+                f"missing {', '.join(map(repr, missing))}: give Batcher(...) the numbers and tables of {step.name} by "
+                "name; all requests share them"
             )
 
     def shared_on(self, device: int | None) -> Mapping[str, Any]:
@@ -295,7 +309,7 @@ class Intake:
 
 
 def _behind_the_caller() -> Any:
-    """An event behind the work that the caller's current stream holds; None for the legacy stream, which all wait for."""
+    """An event behind what the caller's current stream holds; None for the legacy stream, which batches wait for."""
     from eagle.kernels.device import require_cupy
 
     cupy = require_cupy()

@@ -82,7 +82,7 @@ class BatchResult(SimResult):
 
     @property
     def status(self) -> str:
-        """ "finished", or "max_steps" when the cap ended the request."""
+        """The word "finished", or "max_steps" when the cap ended the request."""
         return "finished" if self._done else "max_steps"
 
     @property
@@ -96,7 +96,7 @@ class BatchResult(SimResult):
         return {name: self._plane(name) for name in self._names}
 
     @property
-    def finished(self) -> Any:  # type: ignore[override]
+    def finished(self) -> Any:
         """The mask, one bool per sample."""
         if self._mask is None:
             request, outputs = self._source()
@@ -141,8 +141,9 @@ class BatchResult(SimResult):
 
     def _source(self) -> tuple[Request, Outputs]:
         request = self._request
-        assert request is not None and request.outputs is not None, "arrays are made before the batch is let go"
+        assert request is not None, "arrays are made before the batch is let go"
         outputs = request.outputs
+        assert outputs is not None, "the request was answered"
         if outputs.ready is not None:
             outputs.ready.wait_here()
         return request, outputs

@@ -24,6 +24,8 @@ from eagle.aio.runner import check_max_steps, take_options
 from eagle.aio.simulation import model_step
 from eagle.aio.wake import Mailbox, mailbox
 from eagle.errors import StateError
+from eagle.kernels.build import is_hawk_kernel
+from eagle.kernels.plan import Plan
 from eagle.kernels.planes import Layout, check_layout_word
 from eagle.kernels.step import MAX_MAPPED_SAMPLES
 
@@ -43,7 +45,7 @@ _MAX_WAIT = float("0.01")
 class Batcher:
     """Merges concurrent requests for one model into few runs, and hands each its own result.
 
-    Use it as an async context manager, and await `simulate` from any number of tasks of the event loop that entered it::
+    Use it as an async context manager, and await `simulate` in any number of tasks of the event loop that entered it::
 
         async with eagle.Batcher(kernel, max_steps=1000, dt=0.01) as batcher:
             result = await batcher.simulate(x=x, v=v)
@@ -93,6 +95,10 @@ class Batcher:
         self._layout = check_layout_word(layout)
         self._model = (model, until, scalar_type)
         self._given = {"max_samples": max_samples, "max_wait": max_wait}
+        if not _has_parameter(model, "max_samples"):
+            _checked_max_samples(max_samples)
+        if not _has_parameter(model, "max_wait"):
+            _checked_max_wait(max_wait)
         self._shared = shared
         self._max_samples, self._max_wait = _MAX_SAMPLES, _MAX_WAIT
         self._state = "new"
@@ -162,14 +168,13 @@ class Batcher:
         """Run the model on the planes of one request, together with others.
 
         Args:
-            **planes: The kernels' per-sample planes by name, as in `eagle.simulate`; they are read and never written, so
-                they may be read-only or share memory. Write-only planes may be left out. They must not change until
-                this returns.
+            **planes: The kernels' per-sample planes by name, as in `eagle.simulate`. They are only read, so they may be
+                read-only or share memory; they must not change meanwhile. Write-only ones may be left out.
 
         Returns:
-            The `SimResult`: new arrays, made on first access, in the framework and shape of the request's. Its report is
-            the batch's (as far as the batch had come, when others go on); n, finished, done, status and ``wall_s`` are
-            the request's own.
+            The `SimResult`: new arrays, made on first access, in the framework and shape of the request's. Its report
+            is the batch's (as far as the batch had come, when others go on); n, finished, done, status and ``wall_s``
+            are the request's own.
 
         Raises:
             ValueError: A name or plane is wrong, as in `eagle.simulate`; no other request is disturbed.
@@ -183,7 +188,8 @@ class Batcher:
         if self._state != "open" or box is not self._box:
             self._check_open()
         intake, lanes = self._intake, self._lanes
-        assert intake is not None and box is not None, "the Batcher is open"
+        assert intake is not None, "the Batcher is open"
+        assert box is not None, "an event loop runs the caller"
         request = intake.request(planes)
         if request.n == 0 and intake.merges:
             await anyio.lowlevel.checkpoint()
@@ -197,7 +203,7 @@ class Batcher:
             lane.drop(request)
             raise
         if request.error is not None:
-            raise request.error
+            request.raise_error()
         return BatchResult(request, intake.state)
 
     def _check_open(self) -> None:
@@ -228,6 +234,16 @@ class Batcher:
         await lane.serve()
         if self._lanes.get(device) is lane and lane.broken is not None:
             del self._lanes[device]
+
+
+def _has_parameter(model: Any, name: str) -> bool:
+    """Whether a kernel of a model has a parameter of that name, so that an option's value may be meant for it."""
+    for member in model if isinstance(model, list | tuple) else [model]:
+        if is_hawk_kernel(member) and name in member.planes:
+            return True
+        if isinstance(member, Plan) and any(arg.name == name for arg in member.sidecar.args):
+            return True
+    return False
 
 
 def _checked_max_samples(value: object) -> int:
