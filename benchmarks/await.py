@@ -7,8 +7,8 @@ The host part runs everywhere, the CUDA part where a GPU can be used; each takes
 microseconds; the ratio is that of the medians, to the row marked 1.00 of the same group.
 
 - *short*: a replay of 8 tiny kernels (host: 8 empty functions), against CuPy's ``graph.launch`` and
-  ``stream.synchronize`` (host: the blocking pipeline). Naive: ``run_in_executor`` of a blocking wait; a host callback of
-  the stream (host: a done callback) with ``call_soon_threadsafe``.
+  ``stream.synchronize`` (host: the blocking pipeline). Naive: ``run_in_executor`` of a blocking wait; a host callback
+  of the stream (host: a done callback) with ``call_soon_threadsafe``.
 - *1 ms*: the same for a replay that takes a millisecond, where the waiter has to be woken.
 - *pending*: CPU time of the whole process, a second, while one long replay is pending (10 s; on the host 3 s).
 - *heartbeat*: how late a task is that wants to wake every millisecond, with 1,000 replays in flight.
@@ -63,7 +63,7 @@ class Table:
         self.rows += rows
 
     def print(self) -> None:
-        print(f"{'what':<20} {'way':<38} {'loop':<8} {'p50':>10} {'p99':>10} {'p99.9':>10} {'ratio':>7}")
+        print(f"{'what':<22} {'way':<38} {'loop':<8} {'p50':>10} {'p99':>10} {'p99.9':>10} {'ratio':>7}")
         for group, rows in itertools.groupby(self.rows, key=lambda row: row.group):
             members = list(rows)
             base = next((quantile(row.times_us, 0.5) for row in members if row.base), None)
@@ -71,7 +71,7 @@ class Table:
                 shares = (0.5, 0.99, 0.999) if len(row.times_us) > 1 else (0.5,)
                 figures = " ".join(f"{quantile(row.times_us, share):>10,.1f}" for share in shares)
                 ratio = "" if base is None else f"{quantile(row.times_us, 0.5) / base:.2f}"
-                line = f"{group:<20} {row.way:<38} {row.loop:<8} {figures:<32} {ratio:>7}  {row.note}"
+                line = f"{group:<22} {row.way:<38} {row.loop:<8} {figures:<32} {ratio:>7}  {row.note}"
                 print(line.rstrip())
             print()
 
