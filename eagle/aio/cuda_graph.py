@@ -16,7 +16,7 @@ import numpy as np
 from eagle.aio import counters, poller, tracing
 from eagle.aio.capture import Recording, captures_here, record
 from eagle.aio.completion import Completion
-from eagle.aio.events import EndSignal, PooledEvent, pool_of
+from eagle.aio.events import EndSignal, PooledEvent, idle, pool_of
 from eagle.aio.graph_view import dot_of, kernel_names, togglable
 from eagle.aio.guards import RepeatWhile, Skippable
 from eagle.aio.target import AbstractGraph, blame
@@ -191,9 +191,10 @@ class CudaGraph(AbstractGraph):
             finally:
                 self._runtime.setDevice(self.device)
             self._runtime.streamWaitEvent(self._stream.ptr, seed.ptr, 0)
-        elif stream not in (0, self._stream.ptr):
+        elif stream not in (0, self._stream.ptr) and not idle(self._runtime, stream):
             self._wait_behind(stream)
-        self._wait_behind(0)
+        if not idle(self._runtime, 0):
+            self._wait_behind(0)
 
     def _wait_behind(self, stream: int) -> None:
         # One event serves them all: a wait is for what the event holds when the wait is issued.

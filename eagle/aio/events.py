@@ -16,7 +16,7 @@ from eagle.aio import counters, poller
 from eagle.kernels.device import NOT_READY, SUCCESS, require_cupy
 from eagle.kernels.device_call import cuda_driver
 
-__all__ = ("EndSignal", "EventPool", "PooledEvent", "pool_of")
+__all__ = ("EndSignal", "EventPool", "PooledEvent", "idle", "pool_of")
 
 # How often the driver is asked although a host word tells the end.
 _ASK_DRIVER_EVERY = 16
@@ -154,6 +154,20 @@ class EventPool:
 
     def __len__(self) -> int:
         return len(self._rest)
+
+
+def idle(runtime: Any, stream_ptr: int) -> bool:
+    """Whether a raw stream certainly holds no work: then nothing of it has to be waited for.
+
+    A wait on an empty stream costs the device some microseconds before the work behind it begins, asking half of one.
+    Where the question could ruin somebody's capture (torch captures in global mode) it is not asked.
+    """
+    if "torch" in sys.modules and not _here.relaxed:
+        return False
+    try:
+        return bool(runtime.streamQuery(stream_ptr) == SUCCESS)
+    except Exception:  # the stream is being captured, say: the wait itself will tell
+        return False
 
 
 def pool_of(device: int) -> EventPool:
