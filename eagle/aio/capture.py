@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from eagle.aio import poller
 from eagle.aio.conditions import StopWords, guard_kernel, guard_words, prepare_kernels
 from eagle.aio.guards import RepeatWhile, Skippable, plain_steps
 from eagle.aio.operands import operands_of
@@ -62,7 +63,8 @@ class Recording:
         members: Handles of the nodes that each member added, by member index.
         bodies: Definitions of the bodies of conditional nodes, by the handle of the node.
         stops: The stop words of its loops; None without loops.
-        keep: What must live as long as the graph: the arrays of steps and guards, and the pool of their temporaries.
+        keep: What must live as long as the graph: the pool of the steps' temporaries first, then the arrays of steps
+            and guards.
     """
 
     definition: Any = None
@@ -267,7 +269,9 @@ class _Attempt:
         stream before the next one blocks, of this one 1022. Measured on an H200 with driver 580; why is not known.
         """
         handle = int(self._cupy.cuda.runtime.graphInstantiate(int(recording.definition.handle)))
-        weakref.finalize(recording, _destroy, self._cupy.cuda.runtime, handle, os.getpid()).atexit = False
+        # What goes with it: to free either may wait for the device, too.
+        company = (recording.definition, recording.keep[0])
+        weakref.finalize(recording, _destroy, self._cupy.cuda.runtime, handle, os.getpid(), company).atexit = False
         return handle
 
     def _abandon(self) -> None:
@@ -307,10 +311,19 @@ class _Attempt:
         return frozenset(int(node) for node in dependencies)
 
 
-def _destroy(runtime: Any, executable: int, owner: int) -> None:
-    if os.getpid() == owner:  # not in a forked child, whose driver knows nothing of it
-        with suppress(Exception):  # a device that has failed took its graphs along
-            runtime.graphExecDestroy(executable)
+def _destroy(runtime: Any, executable: int, owner: int, company: object) -> None:
+    """Destroy an executable graph once no replay is in flight.
+
+    The call waits until the device is idle and keeps everybody else from the driver meanwhile. Beside a loop that waits
+    to be stopped, or a kernel that waits for the host, it would never return.
+    """
+
+    def destroy(company: object = company) -> None:
+        if os.getpid() == owner:  # not in a forked child, whose driver knows nothing of it
+            with suppress(Exception):  # a device that has failed took its graphs along
+                runtime.graphExecDestroy(executable)
+
+    poller.when_idle(destroy)
 
 
 def nodes_of(graph: int) -> list[int]:
