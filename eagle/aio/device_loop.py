@@ -63,9 +63,9 @@ class DeviceLoop(BoundLoop):
         self.ns_per_step = max(self.n * self.ops / (flops / 2e9), self.ops * _LATENCY_NS_PER_OP)
 
     def place(self, planes: Planes, order: Any) -> tuple[Planes, Any]:
-        """Planes in an order of their own where one is asked for and one launch runs every sample to its end."""
+        """Planes in an order of their own where one is asked for, one launch runs all, and samples may move."""
         self.learning = False
-        if order is None or not self.fuses or planes.n == 0:
+        if order is None or not self.fuses or planes.n == 0 or self.step.placed:
             return planes, self.mask
         self.learning = isinstance(order, str)
         cost = None if self.learning else to_cupy(order)

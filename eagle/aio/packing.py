@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from eagle.aio.host_loop import HostLoop
 
 PACK_BELOW = 0.5  # share of live lanes; a gather costs about what 40 steps of the same lanes cost
-MIN_SAMPLES = 512  # fewer samples are two tiles, which packing cannot make fewer by much
+MIN_SAMPLES = 256  # what fits one tile costs one tile
 
 
 class PackedRange:
@@ -80,6 +80,8 @@ class PackedRange:
 
 def packable(loop: HostLoop) -> bool:
     """Whether a loop's samples may change lanes: one automatic kernel, every plane per sample or shared."""
-    if not loop.auto or len(loop.bound) != 1 or loop.bound[0].host.run is None or loop.bound[0].host.vector_math:
+    if not loop.auto or len(loop.bound) != 1 or loop.step.placed is not False:
+        return False
+    if loop.bound[0].host.run is None or loop.bound[0].host.vector_math:
         return False
     return all(plane.arg.role not in ("wide_in", "wide_out", "accum_out") for plane in loop.planes.planes.values())

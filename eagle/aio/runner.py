@@ -170,6 +170,11 @@ class Runner:
         allocate: bool,
     ) -> None:
         self._max_steps = check_max_steps(max_steps)
+        if step.placed and reorder not in (None, False):
+            raise ValueError(
+                f"reorder={reorder!r}: {step.name} reads its sample's number, the batch size or random draws, which a "
+                "sample that changes places would see change; leave reorder out"
+            )
         planes, residency = bind_step(step, given, layout=check_layout_word(layout), allocate=allocate)
         kind: type[BoundLoop] = HostLoop
         if residency.device is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from eagle.errors import ArtifactError
 from eagle.kernels.build import build_unit
 from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.host import HostKernel, load_host_kernel
+from eagle.kernels.placement import is_placed
 
 if TYPE_CHECKING:
     import os
@@ -90,6 +92,11 @@ class Plugin:
     def _hawk_source(self) -> tuple[Any, str]:
         """The source kernel and its unit's digest: what hawk asks of a derivative's primal."""
         return self.source, next(iter(self.bundle.units.values())).digest
+
+    @cached_property
+    def placed(self) -> bool | None:
+        """Whether a sample's result depends on its number in the batch; None when nobody can know."""
+        return is_placed(self.source)
 
     @property
     def sidecar(self) -> Sidecar:

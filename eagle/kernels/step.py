@@ -33,6 +33,8 @@ class Step:
         guarded: Whether every kernel has a mask, so that finished samples are left alone.
         local: Whether every kernel touches its own sample only, so that ranges are independent.
         mask: Name of the mask.
+        placed: Whether a sample's result depends on its number in the batch, so that none may change places; None when
+            nobody can know.
     """
 
     plans: tuple[Plan, ...]
@@ -43,6 +45,7 @@ class Step:
     guarded: bool
     local: bool
     mask: str
+    placed: bool | None
 
     @property
     def name(self) -> str:
@@ -99,7 +102,13 @@ def step_of(plans: Sequence[Plan]) -> Step:
         guarded=len(masked) == len(sidecars),
         local=all(s.access in ("sample_local", "cross_sample_read") for s in sidecars),
         mask=next(arg.name for arg in finishing[0].args if arg.role == "terminated"),
+        placed=_placed(plans),
     )
+
+
+def _placed(plans: Sequence[Plan]) -> bool | None:
+    answers = {plan.plugin.placed for plan in plans}
+    return True if True in answers else None if None in answers else False
 
 
 def _shared_args(plans: Sequence[Plan]) -> dict[str, Arg]:

@@ -90,6 +90,38 @@ def double(x: Mutable[Scalar], c: Mutable[Scalar], terminated: Terminated):
     terminated = x1 >= 1.0
 
 
+@hawk.kernel
+def numbered(x: Mutable[Scalar], c: Mutable[Scalar], last: Scalar, terminated: Terminated):
+    x = x + hm.real(hm.sample_index())
+    c1 = c + 1.0
+    c = c1
+    terminated = c1 >= last
+
+
+@hawk.kernel(kind=LISTED, steps=1)
+def numbered_listed(x: Mutable[Scalar], c: Mutable[Scalar], last: Scalar, terminated: Terminated):
+    x = x + hm.real(hm.sample_index())
+    c1 = c + 1.0
+    c = c1
+    terminated = c1 >= last
+
+
+@hawk.kernel
+def counted(x: Mutable[Scalar], c: Mutable[Scalar], last: Scalar, terminated: Terminated):
+    x = x + hm.real(hm.n_samples())
+    c1 = c + 1.0
+    c = c1
+    terminated = c1 >= last
+
+
+@hawk.kernel(steps=1)
+def drawing(x: Mutable[Scalar], c: Mutable[Scalar], last: Scalar, terminated: Terminated):
+    x = x + hm.random_uniform(7, hm.index(c, 100_000))
+    c1 = c + 1.0
+    c = c1
+    terminated = c1 >= last
+
+
 # ---- kernels of one step: a move, a tally, a test --------------------------------------------------------------------
 
 
