@@ -31,7 +31,7 @@ _PUBLISH_NS = 20_000_000
 _CACHE_BYTES = 512 * 1024  # a share of a core's second-level cache that a range's planes may fill
 _MIN_RANGE = 256  # hawk's tile: smaller ranges leave vector lanes empty
 _MAX_RANGE = 16_384
-_BALANCE_FROM = 4096
+_BALANCE_FROM = 8192
 
 
 @dataclass(slots=True)
@@ -64,7 +64,8 @@ def cut(n: int, threads: int, bytes_per_sample: int, ops: int) -> Iterator[tuple
         bytes_per_sample: Bytes of all planes of one sample.
         ops: Operations of one step of one sample; one step of a range must stay far below a slice.
     """
-    share = 1 if n < threads * _BALANCE_FROM else 4  # a small batch is over before uneven ranges could even out
+    # Every range ends with a tile of stragglers to itself, so few ranges are better than many, until threads idle.
+    share = 1 if n < threads * _BALANCE_FROM else 2
     size = min(_CACHE_BYTES // max(bytes_per_sample, 1), int(STEP_NS / (ops * NS_PER_OP)), -(-n // (share * threads)))
     size = min(max(_MIN_RANGE, -(-size // _MIN_RANGE) * _MIN_RANGE), _MAX_RANGE)
     for base in range(0, n, size):
@@ -196,7 +197,8 @@ class RangesRun(HostRun):
         loop = self.loop
         if self._ranges or self.already == loop.n:
             return ()
-        for base, count in loop.pieces or cut(loop.n, self.width, loop.bytes_per_sample, loop.ops):
+        threads = max(1, min(self.width, team().idle_cores()))  # beside other runs a thread to itself is all it gets
+        for base, count in loop.pieces or cut(loop.n, threads, loop.bytes_per_sample, loop.ops):
             self._ranges.append(Range(base, count, self._pacing.first(count)))
         return self._ranges
 

@@ -14,6 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from eagle.errors import StateError
@@ -24,6 +25,7 @@ MAX_THREADS = 256
 EXIT_WAIT_S = 5.0  # at interpreter exit, running pieces get that long to reach the end of their slice
 
 
+@cache
 def core_count() -> int:
     """Cores this process may use."""
     try:
@@ -148,6 +150,10 @@ class Team:
         self._busy = 0
         self._limit = core_count()
         self._closing = False
+
+    def idle_cores(self) -> int:
+        """Cores that no thread of the team works on now."""
+        return core_count() - self._busy
 
     def submit(self, job: Job[Any]) -> None:
         """Start a job; it ends on a team thread (or at once, when there is nothing to do)."""
