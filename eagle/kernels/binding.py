@@ -98,7 +98,8 @@ class BoundPlan:
         self.words = dict(words)
         self.sidecar: Sidecar = plan.sidecar
         self.side = side
-        self._launch = self._prepare()
+        # A device launch is packed now, since it may be captured; a host run makes argument arrays of its own.
+        self._launch = None if isinstance(side, HostKernel) else self._prepare()
 
     def __repr__(self) -> str:
         return f"<BoundPlan {self.sidecar.name!r}, n={self.n}>"
@@ -123,6 +124,8 @@ class BoundPlan:
 
         On the host it blocks until done; on a device it is issued on CuPy's current stream and may be captured.
         """
+        if self._launch is None:
+            self._launch = self._prepare()
         self._launch()
 
     __call__ = launch

@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ def is_hawk_kernel(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == "hawk" and hasattr(value, "walk") and hasattr(value, "planes")
 
 
+@lru_cache(maxsize=256)  # kernels are told apart by identity, and never change once they are traced
 def _kernel_text(kernel: Any) -> str:
+    """Everything about a traced kernel that its code depends on."""
     from hawk.artifact.unit_cache import declaration_digest
 
     parts = (
@@ -61,6 +64,11 @@ def _kernel_text(kernel: Any) -> str:
     return "|".join(str(part) for part in parts)
 
 
+@cache
+def _hawk_version() -> str:
+    return importlib.metadata.version("raptor-hawk")
+
+
 def unit_key(kernels: Sequence[Any], scalar_type: str, target: str, arch: str = "") -> str:
     """The digest that names a unit's folder.
 
@@ -71,7 +79,7 @@ def unit_key(kernels: Sequence[Any], scalar_type: str, target: str, arch: str = 
         arch: Device architecture, for "cuda".
     """
     environment = [os.environ.get(name, "") for name in ("HAWK_HOST_PROFILE", "HAWK_OPT_LEVEL", "HAWK_CXX", "CXX")]
-    parts = [importlib.metadata.version("raptor-hawk"), scalar_type, target, arch, cpu_identity(), *environment]
+    parts = [_hawk_version(), scalar_type, target, arch, cpu_identity(), *environment]
     parts += [_kernel_text(kernel) for kernel in kernels]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ _TARGETS = ("host", "cuda")
 _SCALAR_TYPES = ("float64", "float32")
 # Bundles in use, so that a second deploy shares the loaded kernels of the first.
 _bundles: weakref.WeakValueDictionary[tuple[str, str, tuple[str, ...]], _Shared] = weakref.WeakValueDictionary()
+# The newest ones are kept although nobody uses them: a service deploys the same kernel in every request.
+_recent: deque[_Shared] = deque(maxlen=64)
 _lock = ForkLock()
 
 
@@ -123,6 +126,7 @@ def _built(
         if shared is None:
             bundle = Bundle(_distinct(kernels), precision, cache_dir, names)
             shared = _bundles[key] = _Shared(bundle, plugins_of(bundle, kernels))
+            _recent.append(shared)
     _build_now(shared.plugins, names, explicit=targets is not None)
     return shared.plugins
 

@@ -14,7 +14,7 @@ from eagle.kernels.interop import let_frameworks_wait
 from eagle.kernels.planes import Planes, bind_planes, callers_level, marked, real_number, unmarked
 from eagle.kernels.residency import Residency, residency_of
 from eagle.kernels.roles import RESERVED, Arg
-from eagle.kernels.signature import Signature, bind_call, companions, signature_of
+from eagle.kernels.signature import Signature, bind_call, companions
 
 if TYPE_CHECKING:
     from eagle.kernels.plugin import Plugin
@@ -54,9 +54,7 @@ class Plan:
     @property
     def signature(self) -> Signature:
         """How the kernel is called."""
-        if self._signature is None:
-            self._signature = signature_of(self.sidecar, self.plugin.source)
-        return self._signature
+        return self.plugin.signature if self._signature is None else self._signature
 
     def by_name(self) -> Plan:
         """The same kernel, called by names only, as a prebuilt plan is in `simulate`."""

@@ -12,6 +12,7 @@ from eagle.kernels.build import build_unit
 from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.host import HostKernel, load_host_kernel
 from eagle.kernels.placement import is_placed
+from eagle.kernels.signature import Signature, signature_of
 
 if TYPE_CHECKING:
     import os
@@ -83,6 +84,7 @@ class Plugin:
         self.source = source
         self._host: tuple[Sidecar, HostKernel] | None = None
         self._devices: dict[int, DeviceKernel] = {}
+        self._signature: Signature | None = None
         self.shared: object = None  # what `deploy` remembers this plugin by
 
     def __repr__(self) -> str:
@@ -109,6 +111,13 @@ class Plugin:
         if "host" in self.bundle.targets:
             return self.bundle.unit("host")
         return self.device_unit()
+
+    @property
+    def signature(self) -> Signature:
+        """How the kernel is called, from its source where that is at hand."""
+        if self._signature is None:
+            self._signature = signature_of(self.sidecar, self.source)
+        return self._signature
 
     def host(self) -> HostKernel:
         """The host entries, loaded on first use; a cached unit that does not load is built again.
