@@ -1,0 +1,221 @@
+"""Host runs: how a batch is cut, how launches are paced, what is packed, and the sums that reports are made of."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import eagle
+import eagle.sync
+from eagle.aio import host_run, packing
+from eagle.aio.host_run import Range, RangesRun, RoundsRun, cut
+from eagle.aio.pacing import POLICIES, Pacing
+from tests.helpers import models
+
+# ---- cutting ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(0, 300_000),
+    threads=st.integers(1, 300),
+    width=st.integers(1, 100_000),
+    ops=st.integers(1, 10_000_000),
+)
+def test_ranges_cover_the_batch_once_in_order(n: int, threads: int, width: int, ops: int) -> None:
+    ranges = list(cut(n, threads, width, ops))
+    assert sum(count for _, count in ranges) == n
+    assert all(0 < count <= 16_384 for _, count in ranges)
+    at = 0
+    for base, count in ranges:
+        assert base == at
+        at += count
+
+
+@pytest.mark.parametrize("n", [2**31 - 1, 2**31, 2**31 + 5, 2**32 - 1, 2**32 + 1, 2**40])
+def test_the_arithmetic_of_launches_has_no_32_bit_limit(n: int) -> None:
+    """BR-36: nothing is allocated here; the first ranges and the last one are looked at."""
+    step = 16_384
+    first = list(itertools.islice(cut(n, 8, 8, 1), 3))
+    assert first == [(0, step), (step, step), (2 * step, step)]
+    last = n - (n % step or step)
+    assert (last, n - last) == (last, min(step, n - last))
+    assert last + (n - last) == n
+    assert type(first[0][0]) is int
+
+
+def test_a_range_counts_in_python_integers() -> None:
+    """BR-50: sums pass 2**31 and 2**32 and stay exact."""
+    piece = Range(0, 100, 1)
+    counts = [2**31 - 1, 2**31, 2**32 - 1, 2**32] * 2
+    for k in counts:
+        piece.note(k)
+    assert piece.steps == sum(counts)
+    assert piece.launches == len(counts)
+    assert sum(k * launches for k, launches in piece.by_k.items()) == sum(counts)
+
+
+def test_the_accounting_of_a_run_is_exact() -> None:
+    """BR-50: sample-steps are a Python int whatever integers they are made of."""
+    runner = eagle.sync.until_done(eagle.deploy(models.climb), max_steps=10, **models.climb_planes(3))
+    runner.claim()
+    run = runner.start()
+    counts = [2**31 - 1, 2**31, 2**32 - 1, 2**32] * 2
+    for count in counts:
+        run.took(count, 3)
+    assert run._taken == 3 * sum(counts)
+    run.close()
+    runner.release()
+
+
+# ---- which shape -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kernels", "policy", "shape"),
+    [
+        ((models.climb,), "auto", RangesRun),
+        ((models.climb,), "band", RoundsRun),
+        ((models.climb_one,), "auto", RangesRun),
+        ((models.climb_four,), "band", RangesRun),
+        ((models.climb_listed,), "auto", RoundsRun),
+        ((models.climb_listed_auto,), "auto", RoundsRun),
+        ((models.tally, models.climb_one), "auto", RoundsRun),
+        ((models.move, models.arrived), "auto", RangesRun),
+    ],
+)
+def test_the_shape_follows_from_the_kernels(kernels: tuple[Any, ...], policy: str, shape: type) -> None:
+    planes = {
+        name: value
+        for name, value in models.climb_planes(3).items()
+        if kernels[-1] is not models.arrived or name != "c"
+    }
+    if models.tally in kernels:
+        planes["rounds"] = np.zeros(3)
+    runner = eagle.sync.until_done([eagle.deploy(kernel) for kernel in kernels], max_steps=5, **planes)
+    runner.host_policy = policy
+    runner.claim()
+    run = runner.start()
+    assert type(run) is shape
+    run.close()
+    runner.release()
+
+
+# ---- pacing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(times=st.lists(st.integers(0, 10**10), max_size=60), samples=st.integers(1, 10**6), ops=st.integers(1, 10**6))
+def test_every_launch_takes_at_least_a_step(policy: str, times: list[int], samples: int, ops: int) -> None:
+    pacing = Pacing(policy, 1, 64, ops, automatic=True)
+    k = pacing.first(samples)
+    for launches, took in enumerate(times, 1):
+        assert type(k) is int
+        assert k >= 1
+        following = pacing.next(k, launches, took)
+        assert following <= max(2 * k, 8)
+        k = following
+    assert pacing.next_round(k, quiet=True, took_ns=0) >= 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_fixed_kernel_keeps_its_count(policy: str) -> None:
+    pacing = Pacing(policy, 4, 4, 100, automatic=False)
+    assert {pacing.first(1), pacing.first(10**6), pacing.next(4, 1, 0), pacing.next(4, 9, 10**10)} == {4}
+
+
+def test_long_calls_get_shorter_and_short_ones_longer() -> None:
+    pacing = Pacing("auto", 1, 64, 100, automatic=True)
+    assert pacing.next(100, 1, 1_000) == 200
+    assert pacing.next(100, 1, 1_000_000) == 100
+    assert pacing.next(100, 1, 30_000_000) == 10
+    assert pacing.next(1, 1, 10**12) == 1
+
+
+@pytest.mark.parametrize("policy", ["", "fast", None, 1, ["auto"]])
+def test_an_unknown_policy(policy: Any) -> None:
+    with pytest.raises(ValueError, match="host_policy"):
+        Pacing(policy, 1, 64, 100, automatic=True)
+
+
+# ---- packing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the packed ranges that are made; small ranges are packed, too."""
+    sizes: list[int] = []
+    real = packing.PackedRange
+
+    class Noted(real):  # type: ignore[misc, valid-type]
+        def __init__(self, loop: Any, index: Any) -> None:
+            sizes.append(index.size)
+            super().__init__(loop, index)
+
+    monkeypatch.setattr(host_run, "PackedRange", Noted)
+    monkeypatch.setattr(host_run, "MIN_SAMPLES", 2)
+    return sizes
+
+
+@given(data=st.data(), n=st.integers(1, 700), cap=st.integers(1, 60), threads=st.integers(1, 3))
+def test_packed_samples_come_back_to_their_places(data: st.DataObject, n: int, cap: int, threads: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_run, "MIN_SAMPLES", 2)
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+        last = rng.integers(1, 50, n).astype(float)
+        x = rng.uniform(0.1, 0.9, n)
+        want = models.logistic_loop(x, last, 3.99)
+        planes = {"x": x.copy(), "k": np.zeros(n), "last": last, "r": 3.99}
+        runner = eagle.sync.until_done(eagle.deploy(models.logistic), max_steps=cap, **planes)
+        runner.host_threads = threads
+        for _ in range(60):
+            if runner.run().done:
+                break
+        assert np.array_equal(planes["k"], last)
+        np.testing.assert_allclose(planes["x"], want, rtol=0, atol=1e-6)
+
+
+def test_ranges_are_packed_and_vectors_and_tables_go_with_them(packs: list[int]) -> None:
+    n = 3000
+    end = np.random.default_rng(2).integers(1, 3000, n).astype(float)
+    u = np.arange(3.0 * n).reshape(3, n)
+    p, t = np.zeros((3, n)), np.zeros(n)
+    report = eagle.sync.run_until_done(eagle.deploy(models.glide), max_steps=4000, u=u, dt=1.0, end=end, p=p, t=t)
+    assert report.done
+    assert packs
+    assert np.array_equal(t, end)
+    assert np.array_equal(p, u * end)
+
+
+def test_kernels_that_read_their_place_are_not_packed(packs: list[int]) -> None:
+    rng = np.random.default_rng(3)
+    n = 6000
+    last = rng.integers(1, 200, n).astype(float)
+    for kernel, each in ((models.numbered, np.arange(float(n))), (models.counted, np.full(n, float(n)))):
+        result = eagle.sync.simulate(kernel, x=np.zeros(n), c=np.zeros(n), last=last, max_steps=1000)
+        assert np.array_equal(result.x, last * each)
+    assert packs == []
+
+
+def test_reordering_samples_that_read_their_place_is_refused() -> None:
+    planes = {"x": np.zeros(9), "c": np.zeros(9), "last": np.ones(9)}
+    for threshold in (True, 0.5):
+        with pytest.raises(ValueError, match=r"reorder=.*reads its sample's number"):
+            eagle.sync.simulate(models.numbered_listed, **planes, max_steps=5, reorder=threshold)
+    assert eagle.sync.simulate(models.numbered_listed, **planes, max_steps=5).done
+
+
+def test_draws_are_the_samples_own() -> None:
+    def draw(n: int, threads: int) -> np.ndarray:
+        sim = eagle.sync.simulation(models.drawing, x=np.zeros(n), c=np.zeros(n), last=np.full(n, 20.0), max_steps=50)
+        sim.runner.host_threads = threads
+        return sim.run().x
+
+    one = draw(5000, 1)
+    assert np.array_equal(draw(5000, 3), one)
+    assert np.array_equal(draw(700, 2), one[:700])
+    assert np.unique(one).size == one.size
