@@ -60,8 +60,13 @@ def oscillate(
     terminated = k1 >= nstop
 
 
-def oscillators(n: int) -> dict[str, np.ndarray]:
-    """Return the planes of n oscillators: one float64 value per sample each, the same ones at every call."""
+def oscillators(n: int, longest: int = LONGEST) -> dict[str, np.ndarray]:
+    """Return the planes of n oscillators: one float64 value per sample each, the same ones at every call.
+
+    Args:
+        n: Oscillators.
+        longest: No stop step is later than this.
+    """
     rng = np.random.default_rng(SEED)
     return {
         "omega": rng.uniform(1.0, 3.0, n),
@@ -69,7 +74,7 @@ def oscillators(n: int) -> dict[str, np.ndarray]:
         "x": rng.uniform(-1.0, 1.0, n),
         "v": rng.uniform(-1.0, 1.0, n),
         "k": np.zeros(n),
-        "nstop": np.minimum(np.floor(np.exp(rng.uniform(0.0, np.log(LONGEST), n))) + 1.0, LONGEST),
+        "nstop": np.minimum(np.floor(np.exp(rng.uniform(0.0, np.log(longest), n))) + 1.0, longest),
     }
 
 
