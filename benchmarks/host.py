@@ -277,16 +277,12 @@ def numba_runner(case: Any) -> Any:
 def print_runs(engines: dict[str, Engine], sizes: list[int], seconds: float) -> None:
     case, numba = load_case(), numba_runner(load_case())
     columns = [("eagle", "eagle", "blocking"), ("awaited", "eagle", "awaited")]
-    if "peer" in engines:
-        columns.append(("raptor-eagle", "peer", "blocking"))
-    names = [column[0] for column in columns] + (["Numba"] if numba else [])
-    others = [name for name in names if name not in ("eagle", "awaited")]
-    pairs = [("eagle", name) for name in others] + [("awaited", name) for name in ["eagle", *others]]
-    ratios = [text for a, b in pairs for text in (f"{a} / {b}", "fastest")]
-    print(
-        f"{'samples':>9} {'steps':>8}" + "".join(f"{name + ' ms':>16}" for name in names) + f"{'NumPy ms':>12}", end=""
-    )
-    print("".join(f"{name:>23}" for name in ratios))
+    columns += [("raptor-eagle", "peer", "blocking")] * ("peer" in engines)
+    names = [column[0] for column in columns] + ["Numba"] * bool(numba)
+    pairs = [("eagle", name) for name in names[2:]] + [("awaited", name) for name in ("eagle", *names[2:3])]
+    print("times in ms, then ratios: of the medians, in brackets of the fastest rounds\n")
+    heads = [f"{name:>14}" for name in (*names, "NumPy")] + [f"{f'{a} / {b}':>24}" for a, b in pairs]
+    print(f"{'samples':>9} {'steps':>8}" + "".join(heads))
     for n in sizes:
         for spread in (True, False):
             for engine in engines.values():
@@ -296,16 +292,22 @@ def print_runs(engines: dict[str, Engine], sizes: list[int], seconds: float) -> 
             if numba:
                 contenders["Numba"] = numba(given)
             times = alternate(contenders, seconds)
-            for engine in engines.values():
-                error = engine.ask("check")["error"]
-                if not error < 1e-5:
-                    raise SystemExit(f"{engine.engine} is wrong by {error} at n = {n}")
+            check(engines, n)
             plain, scaled = numpy_s(case, given)
-            print(f"{n:>9,} {'spread' if spread else 'uniform':>8}", end="")
-            print("".join(f"{1e3 * statistics.median(times[name]):>16.3f}" for name in names), end="")
-            print(f"{'~' if scaled else ''}{1e3 * plain:.0f}".rjust(12), end="")
-            values = [value for a, b in pairs for value in (paired(times[a], times[b]), min(times[a]) / min(times[b]))]
-            print("".join(f"{v:>{max(len(t) + 2, 9)}.2f}" for v, t in zip(values, ratios, strict=True)), flush=True)
+            cells = [f"{1e3 * statistics.median(times[name]):>14.3f}" for name in names]
+            cells.append(f"{'~' if scaled else ''}{1e3 * plain:.0f}".rjust(14))
+            for a, b in pairs:
+                ratio = f"{paired(times[a], times[b]):.2f} ({min(times[a]) / min(times[b]):.2f})"
+                cells.append(f"{ratio:>24}")
+            print(f"{n:>9,} {'spread' if spread else 'uniform':>8}" + "".join(cells), flush=True)
+
+
+def check(engines: dict[str, Engine], n: int) -> None:
+    """Stop when an engine's last answers are wrong: a fast wrong answer is no figure."""
+    for engine in engines.values():
+        error = engine.ask("check")["error"]
+        if not error < 1e-5:
+            raise SystemExit(f"{engine.engine} is wrong by {error} at n = {n}")
 
 
 def print_small(engines: dict[str, Engine], seconds: float, memory_n: int) -> None:
