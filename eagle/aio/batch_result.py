@@ -119,7 +119,7 @@ class BatchResult(SimResult):
     def __repr__(self) -> str:
         names = ", ".join(self._names)
         return (
-            f"<SimResult {self.status}, n={self.n} of a batch of {self.report.n}, steps={self.steps}, state: {names}>"
+            f"<SimResult {self.status}, n={self.n} in a batch of {self.report.n}, steps={self.steps}, state: {names}>"
         )
 
     def __getstate__(self) -> dict[str, Any]:
