@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -222,7 +223,7 @@ class BoundLoop:
 
     # ---- figures -------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The kernels' names."""
         return self.step.name

@@ -19,17 +19,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 __all__ = (
     "Outcome",
     "Quantiles",
     "Statistics",
+    "admitted",
+    "count_pooled_with",
     "dropped",
     "finished",
     "issued",
     "outcome_of",
-    "pooled",
     "queued",
     "running",
     "statistics",
@@ -126,11 +128,11 @@ class _Counts:
     very thread holds the lock.
     """
 
-    __slots__ = ("cancelled", "done", "failed", "in_flight", "lock", "pooled", "queued", "wake", "wake_count", "wake_s")
+    __slots__ = ("cancelled", "done", "failed", "in_flight", "lock", "queued", "wake", "wake_count", "wake_s")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.queued = self.in_flight = self.done = self.failed = self.cancelled = self.pooled = 0
+        self.queued = self.in_flight = self.done = self.failed = self.cancelled = 0
         self.wake = [0] * _BUCKETS
         self.wake_count = 0
         self.wake_s = 0.0
@@ -145,6 +147,7 @@ class _Counts:
 
 
 _counts = _Counts()
+_count_pooled: Callable[[], int] = int  # none before the pool of events exists
 
 
 def _start_from_zero() -> None:
@@ -206,11 +209,10 @@ def woken(seconds: float) -> None:
         counts.wake_s += max(seconds, 0.0)
 
 
-def pooled(change: int) -> None:
-    """Note CUDA events laid into the pool (+1 each) or taken out of it (-1 each)."""
-    counts = _counts
-    with counts.lock:
-        counts.pooled += change
+def count_pooled_with(fn: Callable[[], int]) -> None:
+    """Say how to count the CUDA events at rest; asked when somebody wants the figures, not at every replay."""
+    global _count_pooled
+    _count_pooled = fn
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
@@ -259,7 +261,7 @@ def statistics() -> Statistics:
             counts.done,
             counts.failed,
             counts.cancelled,
-            counts.pooled,
+            _count_pooled(),
         )
     p50, p90, p99 = (_quantile(wake, count, hundredths) for hundredths in (50, 90, 99))
     return Statistics(*figures, wake_latency_s=Quantiles(p50, p90, p99, count, total))

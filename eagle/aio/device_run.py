@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from time import perf_counter_ns
+from functools import cached_property
+from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +42,8 @@ class DeviceRun(ABC):
         self.report: RunReport | None = None
         self._stopping = False
         self._work: Completion[Any] | None = None
-        self._meter: Meter | None = None
+        self._begun = False
+        self._began_s = 0.0
         self._taken = 0
         self._issued_ns = 0
         self._build_s_before = loop.build_s
@@ -83,9 +85,10 @@ class DeviceRun(ABC):
         self._work = self.issue()
         self._issued_ns = perf_counter_ns()  # not before: the first issue captures a graph
         self._work.spin_s = self.loop.spin_s
-        if self._meter is None:  # the device is busy already; nobody waits for this
-            self._meter = Meter(self.loop.n)
-            self.loop.watchers.begin(self._meter.read(0))
+        if not self._begun:
+            self._begun = True
+            self._began_s = perf_counter()
+            self.loop.watchers.begin()
         return self._work
 
     def gather(self) -> None:
@@ -93,9 +96,16 @@ class DeviceRun(ABC):
         work, self._work = self._work, None
         if work is None or not work.done() or work.error is not None:
             return
-        self._taken += self.collect(perf_counter_ns() - self._issued_ns)
-        if self._meter is not None and not self.over():
-            self.loop.watchers.publish(self._meter.read(self.finished, self._taken))
+        now = perf_counter_ns()
+        self._taken += self.collect(now - self._issued_ns)
+        watchers = self.loop.watchers
+        if watchers.wanted and not self.over():
+            watchers.publish(self._meter.read(self.finished, self._taken))
+
+    @cached_property
+    def _meter(self) -> Meter:
+        """The accounting for watchers, made when the first one looks; its clock started with the run."""
+        return Meter(self.loop.n, began=self._began_s)
 
     @abstractmethod
     def issue(self) -> Completion[Any]:
@@ -124,8 +134,9 @@ class DeviceRun(ABC):
             loop.planes.write_back()
             loop.planes.xp.cuda.get_current_stream().synchronize()
         self.report = self.result()
-        if self._meter is not None:
-            loop.watchers.end(self._meter.read(self.finished, self._taken))
+        if self._begun:
+            watchers = loop.watchers
+            watchers.end(self._meter.read(self.finished, self._taken) if watchers.wanted else None)
 
     def result(self) -> RunReport:
         """The report."""

@@ -137,7 +137,6 @@ class EventPool:
             event = self._rest.pop()
         except IndexError:
             return PooledEvent(self._device, require_cupy().cuda.runtime)
-        counters.pooled(-1)
         return event
 
     def give(self, event: PooledEvent) -> None:
@@ -145,7 +144,6 @@ class EventPool:
         event.announced_by(None, 0)
         if len(self._rest) < _AT_REST:
             self._rest.append(event)
-            counters.pooled(1)
             return
         try:
             require_cupy().cuda.runtime.eventDestroy(event.ptr)
@@ -179,6 +177,10 @@ def pool_of(device: int) -> EventPool:
     return pool
 
 
+def _pooled() -> int:
+    return sum(len(pool) for pool in list(_pools.values()))
+
+
 def _relax_this_thread() -> None:
     """Let the poller ask events while other threads capture in global mode."""
     if "cupy" in sys.modules:
@@ -195,3 +197,5 @@ def _after_fork() -> None:
 
 poller.before_polling(_relax_this_thread)
 os.register_at_fork(after_in_child=_after_fork)
+
+counters.count_pooled_with(_pooled)

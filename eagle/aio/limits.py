@@ -47,7 +47,7 @@ def default_limiter(target: Literal["host", "cuda"]) -> anyio.CapacityLimiter:
 
 
 class Admission:
-    """Hold one token of a limiter in the block; counted as queued while it waits for it.
+    """One token of a limiter, counted as queued while it is waited for.
 
     A free token is taken without a turn of the loop: what follows waits anyway. The borrower is not the task, which may
     hold a token of the same limiter for something else.
@@ -63,13 +63,17 @@ class Admission:
         self._limiter = limiter
         self._name = name
 
-    async def __aenter__(self) -> None:
-        """Take a token, waiting for one where none is free."""
+    def at_once(self) -> bool:
+        """Take a token that is free; False when none is."""
         try:
             self._limiter.acquire_on_behalf_of_nowait(self)
-            return
         except anyio.WouldBlock:
-            counters.queued()
+            return False
+        return True
+
+    async def wait(self) -> None:
+        """Wait for a token."""
+        counters.queued()
         try:
             with tracing.timed("runs", "wait", simulation=self._name):
                 await self._limiter.acquire_on_behalf_of(self)
@@ -78,6 +82,6 @@ class Admission:
             raise
         counters.admitted()
 
-    async def __aexit__(self, *_: object) -> None:
+    def give_back(self) -> None:
         """Give the token back."""
         self._limiter.release_on_behalf_of(self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import time
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,16 +59,22 @@ class Meter:
         n: Samples in the run.
         finished: Samples that are done before it begins; they count as finished, not towards the rate.
         clock: Seconds, monotone.
+        began: When the run began, by the clock; None is now.
     """
 
     def __init__(
-        self, n: SupportsIndex, finished: SupportsIndex = 0, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        n: SupportsIndex,
+        finished: SupportsIndex = 0,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        began: float | None = None,
     ) -> None:
         self._n = operator.index(n)
         self._before = self._finished = operator.index(finished)
         self._steps = 0
         self._clock = clock
-        self._began = clock()
+        self._began = clock() if began is None else began
 
     def advance(self, steps: SupportsIndex) -> None:
         """Add sample-steps; NumPy's fixed-width integers become Python's first, so no sum wraps."""
@@ -109,9 +116,15 @@ class Feed:
 
     def __init__(self) -> None:
         self._state = _State()
+        self._watches: weakref.WeakSet[_Watch] = weakref.WeakSet()
 
-    def begin(self, value: Progress) -> None:
-        """A run begins."""
+    @property
+    def watched(self) -> bool:
+        """Whether somebody follows; a short run that nobody follows need not be published."""
+        return bool(self._watches)
+
+    def begin(self, value: Progress | None = None) -> None:
+        """A run begins; a short one that nobody follows yet needs no value."""
         state = self._state
         self._state = _State(state.runs + 1, True, value, state.last)
 
@@ -140,7 +153,9 @@ class Feed:
             raise TypeError(f"interval must be a number of seconds, not {interval!r}; the default is 0.1")
         if not 0.0 < interval < math.inf:
             raise ValueError(f"interval must be a positive, finite number of seconds, not {interval!r}")
-        return _Watch(self, interval)
+        watch = _Watch(self, interval)
+        self._watches.add(watch)
+        return watch
 
 
 class _Watch(AsyncIterator[Progress]):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from eagle.aio import tracing
@@ -286,18 +287,28 @@ class Runner:
         try:
             if progress or self.options.progress:
                 self._loop.watchers.display = await anyio.to_thread.run_sync(Display, self._loop.name)
-            async with Admission(limiter, self._loop.name):
+            admission = Admission(limiter, self._loop.name)
+            if not admission.at_once():
+                await admission.wait()
+            try:
                 with tracing.timed("runs", "run", simulation=self._loop.name):
-                    run = self.start()
-                    try:
-                        if not run.prepared:
-                            await anyio.to_thread.run_sync(run.prepare)
-                        while (work := run.next(join=False)) is not None:
-                            await leave_when_done(work)
-                    finally:
-                        run.close()
+                    return await self._drive(self.start())
+            finally:
+                admission.give_back()
         finally:
             self.release()
+
+    async def _drive(self, run: Run) -> RunReport:
+        try:
+            if self.target == "host":
+                # A short host run may be over before its first await: tasks started beside it get their turn first.
+                await anyio.lowlevel.checkpoint()
+            if not run.prepared:
+                await anyio.to_thread.run_sync(run.prepare)
+            while (work := run.next(join=False)) is not None:
+                await leave_when_done(work)
+        finally:
+            run.close()
         return run.reported
 
     def reset(self) -> None:

@@ -18,10 +18,15 @@ class Watchers:
         self._feed = Feed()
         self.display: Display | None = None
 
-    def begin(self, value: Progress) -> None:
-        """A run begins."""
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody looks: the display, or an iterator."""
+        return self.display is not None or self._feed.watched
+
+    def begin(self, value: Progress | None = None) -> None:
+        """A run begins; without a value when nobody looks yet."""
         self._feed.begin(value)
-        if self.display is not None:
+        if self.display is not None and value is not None:
             self.display.show(value)
 
     def publish(self, value: Progress) -> None:
@@ -30,8 +35,8 @@ class Watchers:
         if self.display is not None:
             self.display.show(value)
 
-    def end(self, value: Progress) -> None:
-        """The run is over; the display ends its line."""
+    def end(self, value: Progress | None = None) -> None:
+        """The run is over; the display ends its line. Without a value when nobody has looked."""
         self._feed.end(value)
         display, self.display = self.display, None
         if display is not None:

@@ -141,9 +141,11 @@ def test_odd_latencies_do_not_break_the_count(odd: float) -> None:
 
 
 def test_pooled_events_are_a_gauge() -> None:
-    counters.pooled(5)
-    counters.pooled(-2)
-    assert counters.statistics().events_pooled == 3
+    counters.count_pooled_with(lambda: 3)
+    try:
+        assert counters.statistics().events_pooled == 3
+    finally:
+        counters.count_pooled_with(int)
 
 
 def test_prometheus_reads_the_text() -> None:
