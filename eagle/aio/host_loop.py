@@ -47,8 +47,8 @@ class HostLoop(BoundLoop):
     Attributes:
         compactions: Compactions of the current or last run.
         pieces: Ranges (base, count) to run instead of those that `cut` makes, or None.
-        settled: Where a run notes which samples nothing of it will touch any more, (n,) bool, or None. A sample is noted
-            between two calls, when its state is in its place; any thread may read both then.
+        settled: Where a run notes which samples nothing of it will touch any more, (n,) bool, or None. A sample is
+            noted between two calls, when its state is in its place; any thread may read both then.
     """
 
     def __init__(self, *args: Any, max_steps: int, **options: Any) -> None:
@@ -107,8 +107,6 @@ class HostLoop(BoundLoop):
     def begin(self) -> None:
         """Set the per-run counts; called before a run is started."""
         self.compactions = 0
-        self.pieces: Sequence[tuple[int, int]] | None = None
-        self.settled: np.ndarray[Any, Any] | None = None
         self._reorders_before = self._reorders()
         if self.active is not None and int(self.active.count[0]) != self.n - self.sync_counter():
             self.active.compact()

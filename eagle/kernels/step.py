@@ -197,7 +197,7 @@ def bind_step(
         given: The caller's values by name.
         layout: Which axis holds the samples where a shape reads both ways.
         allocate: Whether planes that are written before they are read may be left out.
-        read_only: Whether what is given is only looked at and copied, never run on: then it may be read-only or overlap.
+        read_only: Whether what is given is only looked at and copied, never run on: it may be read-only then.
 
     Raises:
         ValueError: A name is missing, or a plane is wrong; nothing was written.

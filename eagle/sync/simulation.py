@@ -72,7 +72,7 @@ class Simulation(AsyncSimulation):
 
     _runner_class = Runner
 
-    def run(self, *, progress: bool = False) -> SimResult:  # type: ignore[override]
+    def run(self, *, progress: bool = False) -> SimResult:
         """Run until every sample finishes or has taken ``max_steps``; the state is written in place.
 
         Raises:
