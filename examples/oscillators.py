@@ -98,13 +98,22 @@ async def follow(sim: eagle.Simulation) -> None:
         print(file=sys.stderr)
 
 
+async def ask_for_patience() -> None:
+    """Say what takes so long, when it does: the event loop is free while a kernel is compiled."""
+    await anyio.sleep(1.0)
+    print("compiling the kernel, this once ...", file=sys.stderr)
+
+
 async def run(n: int, gpu: bool) -> tuple[dict[str, np.ndarray], eagle.SimResult, float]:
     """Simulate n oscillators; return the planes they started from, the result, and the seconds spent on building."""
     given = oscillators(n)
     # A result is the caller's own arrays, written in place: the start values go in as copies.
     planes = {name: eagle.to_cupy(plane) if gpu else plane.copy() for name, plane in given.items()}
     began = time.perf_counter()
-    sim = await eagle.simulation(oscillate, **planes, dt=DT, max_steps=LONGEST)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask_for_patience)
+        sim = await eagle.simulation(oscillate, **planes, dt=DT, max_steps=LONGEST)
+        tasks.cancel_scope.cancel()
     built_s = time.perf_counter() - began
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(follow, sim)
@@ -196,8 +205,8 @@ def main() -> None:
             sys.exit('--plot draws with matplotlib; install it: pip install -e ".[plot]"')
     try:
         given, result, built_s = anyio.run(run, options.n, options.gpu)
-    except eagle.BackendUnavailable as error:
-        sys.exit(f"oscillators.py cannot run here: {error}")
+    except* eagle.BackendUnavailable as errors:
+        sys.exit(f"oscillators.py cannot run here: {errors.exceptions[0]}")
     print_summary(given, result, built_s)
     if options.plot is not None:
         plot(on_host(result.k), options.plot)
