@@ -13,6 +13,7 @@ import argparse
 import pathlib
 import sys
 import time
+from collections.abc import AsyncIterator
 
 import anyio
 import numpy as np
@@ -86,10 +87,10 @@ def closed_form(given: dict[str, np.ndarray]) -> np.ndarray:
     return np.exp(-z * w * t) * swing
 
 
-async def follow(sim: eagle.Simulation) -> None:
+async def follow(run: AsyncIterator[eagle.Progress]) -> None:
     """Keep one line on the terminal up to date while the simulation runs; write lines into a log."""
     redrawn = sys.stderr.isatty()
-    async for p in sim.progress(interval=0.1 if redrawn else 1.0):
+    async for p in run:
         share = 100.0 * p.finished / max(p.n, 1)
         eta = f"{p.eta_s:.1f} s" if np.isfinite(p.eta_s) else "?"
         line = f"{p.finished:>11,} of {p.n:,} samples finished ({share:3.0f} %), {p.steps:,} steps, ETA {eta}"
@@ -116,7 +117,8 @@ async def run(n: int, gpu: bool) -> tuple[dict[str, np.ndarray], eagle.SimResult
         tasks.cancel_scope.cancel()
     built_s = time.perf_counter() - began
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(follow, sim)
+        # Asked for here, it is about the run below; asked for in a task that comes too late, it is about the next one.
+        tasks.start_soon(follow, sim.progress(interval=0.1 if sys.stderr.isatty() else 1.0))
         result = await sim.run()
     return given, result, built_s
 

@@ -199,13 +199,13 @@ async def runs(request: Request) -> Response | Events:
         planes = await anyio.to_thread.run_sync(oscillators, n, longest)  # a million random numbers take a moment
         sim = await eagle.simulation(oscillate, **planes, dt=DT, max_steps=longest, limiter=limiter)
 
-        async def follow() -> None:
-            async for p in sim.progress(interval=0.1):
+        async def follow(run: AsyncIterator[eagle.Progress]) -> None:
+            async for p in run:
                 eta = p.eta_s if math.isfinite(p.eta_s) else None
                 await emit("progress", {"n": p.n, "finished": p.finished, "steps": p.steps, "eta_s": eta})
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(follow)
+            tasks.start_soon(follow, sim.progress(interval=0.1))
             result = await sim.run()
         energy = float(np.mean(result.v**2 + (planes["omega"] * result.x) ** 2) / 2.0)
         taken = int(result.k.sum())
