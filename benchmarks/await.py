@@ -199,8 +199,8 @@ extern "C" __global__ void bump(float* words) { words[threadIdx.x] += 1.0f; }
 
 extern "C" __global__ void spin(long long ns) {
     unsigned long long began, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(began));
-    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while ((long long)(now - began) < ns);
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
+    do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while ((long long)(now - began) < ns);
 }
 """
 
