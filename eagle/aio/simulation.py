@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.to_thread
 
 from eagle.aio.report import RunReport, SimResult
-from eagle.aio.runner import Runner, RunOptions, check_max_steps, take_options
+from eagle.aio.runner import OWN_OPTIONS, Runner, RunOptions, check_max_steps, take_options
 from eagle.kernels.build import is_hawk_kernel
 from eagle.kernels.deploy import deploy
 from eagle.kernels.plan import Plan
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from eagle.aio.progress import Progress
 
 PUBLISHED_OPTIONS = ("until", "every", "max_steps", "reorder", "scalar_type", "layout")
+_OPTIONS = frozenset((*PUBLISHED_OPTIONS, *OWN_OPTIONS))
 
 
 def model_step(model: Any, until: Any, scalar_type: str | None) -> Step:
@@ -169,6 +170,13 @@ class Simulation:
         }
         mask = bound.mask.reshape(()) if planes.single else bound.mask
         self._finished = bound.residency.hand_back(mask)
+
+    @classmethod
+    def of_call(cls, model: Any, args: Sequence[Any], call: Mapping[str, Any]) -> Self:
+        """Build from a call of `simulate`: our options are told from the kernel's own arguments by their names."""
+        options = {name: value for name, value in call.items() if name in _OPTIONS}
+        kwargs = {name: value for name, value in call.items() if name not in _OPTIONS}
+        return cls(model, args, kwargs, **options)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._runner.bound.name}, n={self.n}>"

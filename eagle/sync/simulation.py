@@ -5,7 +5,7 @@ Ctrl-C ends a run at its next slice and then leaves as KeyboardInterrupt; planes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 from eagle.aio.completion import wait_to_end
 from eagle.aio.display import Display
 from eagle.aio.runner import Runner as AsyncRunner
+from eagle.aio.runner import run_until_done as async_run_until_done
+from eagle.aio.runner import until_done as async_until_done
 from eagle.aio.simulation import Simulation as AsyncSimulation
+from eagle.aio.simulation import simulate as async_simulate
+from eagle.aio.simulation import simulation as async_simulation
 from eagle.aio.wake import refuse_in_loop
+from eagle.sync.blocking import blocking_twin
 from eagle.sync.interrupt import interrupt_deferred
 from eagle.sync.limit import token_of
 from eagle.sync.pipeline import GraphPipeline
 
 if TYPE_CHECKING:
-    import anyio
-
     from eagle.aio.report import RunReport, SimResult
-    from eagle.kernels.plan import Plan
-    from eagle.kernels.planes import Layout
 
 
 _NOTHING: AbstractContextManager[Callable[[], bool]] = nullcontext(lambda: False)
@@ -86,107 +87,25 @@ class Simulation(AsyncSimulation):
         return self.result(runner.drive(progress=progress), perf_counter() - began)
 
 
-def until_done(
-    plan: Plan | Sequence[Plan],
-    *,
-    max_steps: int,
-    every: int | None = None,
-    reorder: float | bool | None = None,
-    layout: Layout | None = None,
-    limiter: anyio.CapacityLimiter | None = None,
-    priority: int | None = None,
-    order: Any = None,
-    progress: bool = False,
-    **planes: Any,
-) -> Runner:
+@blocking_twin(async_until_done)
+def until_done(plan: Any, **options: Any) -> Runner:
     """`eagle.aio.until_done`, blocking."""
-    refuse_in_loop("until_done()", "await eagle.until_done(...)")
-    options = {"limiter": limiter, "priority": priority, "order": order, "progress": progress}
-    return Runner(plan, max_steps=max_steps, every=every, reorder=reorder, layout=layout, **options, **planes)
+    return Runner(plan, **options)
 
 
-def run_until_done(
-    plan: Plan | Sequence[Plan],
-    *,
-    max_steps: int,
-    every: int | None = None,
-    reorder: float | bool | None = None,
-    layout: Layout | None = None,
-    limiter: anyio.CapacityLimiter | None = None,
-    priority: int | None = None,
-    order: Any = None,
-    progress: bool = False,
-    **planes: Any,
-) -> RunReport:
+@blocking_twin(async_run_until_done)
+def run_until_done(plan: Any, **options: Any) -> RunReport:
     """`eagle.aio.run_until_done`, blocking."""
-    refuse_in_loop("run_until_done()", "await eagle.run_until_done(...)")
-    options = {"limiter": limiter, "priority": priority, "order": order, "progress": progress}
-    return until_done(plan, max_steps=max_steps, every=every, reorder=reorder, layout=layout, **options, **planes).run()
+    return Runner(plan, **options).run()
 
 
-def simulation(
-    model: Any,
-    *args: Any,
-    until: Any = None,
-    max_steps: int,
-    every: int | None = None,
-    reorder: float | bool | None = None,
-    scalar_type: str | None = None,
-    layout: Layout | None = None,
-    limiter: anyio.CapacityLimiter | None = None,
-    priority: int | None = None,
-    order: Any = None,
-    progress: bool = False,
-    **kwargs: Any,
-) -> Simulation:
+@blocking_twin(async_simulation)
+def simulation(model: Any, *args: Any, **kwargs: Any) -> Simulation:
     """`eagle.aio.simulation`, blocking."""
-    refuse_in_loop("simulation()", "await eagle.simulation(...)")
-    return Simulation(
-        model,
-        args,
-        kwargs,
-        until=until,
-        max_steps=max_steps,
-        every=every,
-        reorder=reorder,
-        scalar_type=scalar_type,
-        layout=layout,
-        limiter=limiter,
-        priority=priority,
-        order=order,
-        progress=progress,
-    )
+    return Simulation.of_call(model, args, kwargs)
 
 
-def simulate(
-    model: Any,
-    *args: Any,
-    until: Any = None,
-    max_steps: int,
-    every: int | None = None,
-    reorder: float | bool | None = None,
-    scalar_type: str | None = None,
-    layout: Layout | None = None,
-    limiter: anyio.CapacityLimiter | None = None,
-    priority: int | None = None,
-    order: Any = None,
-    progress: bool = False,
-    **kwargs: Any,
-) -> SimResult:
+@blocking_twin(async_simulate)
+def simulate(model: Any, *args: Any, **kwargs: Any) -> SimResult:
     """`eagle.aio.simulate`, blocking."""
-    refuse_in_loop("simulate()", "await eagle.simulate(...)")
-    return simulation(
-        model,
-        *args,
-        until=until,
-        max_steps=max_steps,
-        every=every,
-        reorder=reorder,
-        scalar_type=scalar_type,
-        layout=layout,
-        limiter=limiter,
-        priority=priority,
-        order=order,
-        progress=progress,
-        **kwargs,
-    ).run()
+    return Simulation.of_call(model, args, kwargs).run()
