@@ -12,7 +12,7 @@ import numpy as np
 from eagle.kernels.binding import BoundPlan, own_words
 from eagle.kernels.interop import let_frameworks_wait
 from eagle.kernels.planes import Planes, bind_planes, callers_level, marked, real_number, unmarked
-from eagle.kernels.residency import Residency, residency_of
+from eagle.kernels.residency import Residency, host_view, residency_of
 from eagle.kernels.roles import RESERVED, Arg
 from eagle.kernels.signature import Signature, bind_call, companions
 
@@ -174,37 +174,37 @@ class Plan:
             return bare
         if arg.written or bare is None or real_number(bare):
             return value
-        if isinstance(bare, (list, tuple)):
-            try:
-                bare = np.asarray(bare)
-            except ValueError as error:
-                raise ValueError(f"{arg.name!r} is no rectangular list of numbers ({error})") from error
-            bare = xp.asarray(bare)
-        if not isinstance(bare, xp.ndarray) or (bare.dtype == arg.dtype and bare.flags.c_contiguous):
-            return value if mark else bare
-        if bare.dtype.kind in "iub" and arg.dtype.kind in "fiu" and bare.dtype != arg.dtype:
-            if bare.dtype.kind == "b" and arg.dtype.kind != "f":
-                return value
-            bare = bare.astype(arg.dtype)
-        elif bare.dtype == np.float32 and arg.dtype == np.float64:
+        array = _readable(arg, bare, xp)
+        if array is None:
+            return value
+        kind, wanted = array.dtype.kind, arg.dtype
+        if kind in "iu" and wanted.kind in "iu" and array.dtype != wanted:
+            limits = np.iinfo(wanted)  # type: ignore[type-var]
+            if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
+                raise ValueError(f"{arg.name!r} holds values that do not fit the kernel's {wanted}; pass smaller ones")
+            array = array.astype(wanted)
+        elif kind in "iub" and wanted.kind == "f":
+            array = array.astype(wanted)
+        elif array.dtype == np.float32 and wanted == np.float64:
             warnings.warn(
                 f"{arg.name!r} is float32 and is converted to the kernel's float64", stacklevel=callers_level()
             )
-            bare = bare.astype(arg.dtype)
-        elif bare.dtype == arg.dtype and not (bare.ndim == 2 and bare.T.flags.c_contiguous):
-            bare = xp.ascontiguousarray(bare)
-        return marked(bare, mark)
+            array = array.astype(wanted)
+        elif array.dtype == wanted:
+            array = _in_order(array, xp)
+        return marked(array, mark)
 
     def _separate(self, values: dict[str, Any], xp: Any) -> None:
         """Copy an input that shares memory with an output, so that ``kernel(x, out=x)`` reads what the caller gave."""
         if xp is not np:
             return
-        written = [unmarked(values[a.name])[0] for a in self.sidecar.args if a.written and a.name in values]
+        outputs = [unmarked(values[a.name])[0] for a in self.sidecar.args if a.written and a.name in values]
+        written = [array for array in map(host_view, outputs) if array is not None]
         for arg in self.sidecar.args:
             value, mark = unmarked(values.get(arg.name))
             if arg.written or not isinstance(value, np.ndarray):
                 continue
-            if any(isinstance(out, np.ndarray) and np.may_share_memory(value, out) for out in written):
+            if any(np.may_share_memory(value, array) for array in written):
                 values[arg.name] = marked(value.copy(order="K"), mark)
 
     def _results(self, bound: Planes, given: Mapping[str, Any], residency: Residency) -> Any:
@@ -238,6 +238,27 @@ class Plan:
         if len(ordered) == 1:
             return result(ordered[0])
         return {name: result(name) for name in ordered}
+
+
+def _readable(arg: Arg, value: Any, xp: Any) -> Any:
+    """What the kernel only reads, as an array of ``xp`` where that costs no copy of a tensor; None for a stranger."""
+    if isinstance(value, (list, tuple)):
+        try:
+            return xp.asarray(np.asarray(value))
+        except ValueError as error:
+            raise ValueError(f"{arg.name!r} is no rectangular list of numbers ({error})") from error
+    if isinstance(value, xp.ndarray):
+        return None if isinstance(value, np.ma.MaskedArray) else value
+    return host_view(value) if xp is np else None
+
+
+def _in_order(array: Any, xp: Any) -> Any:
+    """``array``, or a copy where its elements lie where a kernel cannot read them."""
+    if xp is np and not array.flags.aligned:
+        return array.copy()
+    if array.flags.c_contiguous or (array.ndim == 2 and array.T.flags.c_contiguous):
+        return array
+    return xp.ascontiguousarray(array)
 
 
 def _masks(bound: Planes) -> dict[str, Any]:

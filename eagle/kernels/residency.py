@@ -42,6 +42,16 @@ class Residency:
         return self.origin.from_numpy(array) if self.device is None else self.origin.from_cupy(array)
 
 
+def host_view(value: Any) -> np.ndarray[Any, Any] | None:
+    """A NumPy view of an array that lies on the host, of any framework; None for everything else."""
+    if isinstance(value, np.ndarray):
+        return value
+    adapter = None if isinstance(value, np.generic) else detect(value)
+    if adapter is None or adapter.is_device(value):
+        return None
+    return adapter.to_numpy(value)
+
+
 def residency_of(values: Iterable[tuple[str, Any]]) -> Residency:
     """Find where the arrays among ``values`` (name, value) lie; numbers and lists go anywhere.
 

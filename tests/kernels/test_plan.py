@@ -389,3 +389,46 @@ def test_a_launch_that_was_stopped_never_passes_for_done() -> None:
     launch.stopping = True
     with pytest.raises(StateError, match="did not run over all samples"):
         launch.run()
+
+
+def test_marks_on_lists_and_integers_that_do_not_fit() -> None:
+    v = [[1.0, 2.0, 3.0]] * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eagle.LayoutWarning)
+        result = models.stretch(eagle.samples_first(v), 2.0)
+    assert np.array_equal(result, 2.0 * np.array(v).T)
+    with pytest.raises(ValueError, match="'k' holds values that do not fit the kernel's int64"):
+        models.histogram(np.ones(1), np.array([2**63], np.uint64))
+
+
+def test_a_misaligned_input_is_copied_and_a_misaligned_output_refused() -> None:
+    raw = np.zeros(4 * 8 + 16, np.uint8)
+    offset = (-raw.ctypes.data) % 8 + 1
+    x = raw[offset : offset + 32].view(np.float64)
+    x[:] = X
+    assert np.array_equal(models.affine(x, 2.0, 1.0), 2.0 * X + 1.0)
+    with pytest.raises(ValueError, match="'out'"):
+        eagle.deploy(models.affine)(X, 2.0, 1.0, out=x)
+
+
+class Foreign:
+    """An array of no framework we know, readable through DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_foreign_inputs_are_converted_like_our_own() -> None:
+    for array in (X, X.astype(int), np.repeat(X, 2)[::2]):
+        assert np.array_equal(models.affine(Foreign(array), 2.0, 1.0), 2.0 * X + 1.0)
+    with pytest.warns(UserWarning, match="float32"):
+        assert np.array_equal(models.affine(Foreign(X.astype(np.float32)), 2.0, 1.0), 2.0 * X + 1.0)
+    x = X.copy()
+    eagle.deploy(models.affine)(Foreign(x), 2.0, 1.0, out=x)
+    assert np.array_equal(x, 2.0 * X + 1.0)
