@@ -16,6 +16,8 @@ from eagle.kernels.binding import BoundPlan, own_words
 from eagle.kernels.roles import FINISHED_COUNT, FUSED_STEPS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from eagle.aio.completion import Completion
     from eagle.aio.report import RunReport
     from eagle.kernels.planes import Planes
@@ -199,17 +201,22 @@ class BoundLoop:
             shared.update(self.active.planes())
         return own_words(plan.sidecar, self.n, self.planes.xp, shared)
 
-    def launch_once(self) -> None:
-        """One launch of every kernel, in order."""
-        for plan in self.bound:
-            plan.launch()
+    def once(self) -> Callable[[], None]:
+        """One launch of every kernel, in order; it holds the bound plans and not this loop, which holds it."""
+        bound = self.bound
+
+        def launch_once() -> None:
+            for plan in bound:
+                plan.launch()
+
+        return launch_once
 
     def _repeat(self, max_steps: int) -> RepeatWhile:
         guard = SkipGuard(self.finished, 0, self._total, 0)
-        body: Any = self.launch_once
+        body: Any = self.once()
         if self.active is not None and not self.auto:
             body = compaction_body(
-                self.launch_once,
+                body,
                 self.active,
                 every=self.launches_per_compaction,
                 finished=self.finished,

@@ -213,7 +213,7 @@ class DeviceLoop(BoundLoop):
         launches = 1 if self.auto else self.launches_per_compaction
         body = list(
             compaction_body(
-                self.launch_once,
+                self.once(),
                 self.active,
                 every=launches,
                 finished=self.finished,

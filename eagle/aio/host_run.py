@@ -85,7 +85,7 @@ class HostRun(Job[Range]):
         super().__init__(threads or core_count())
         self.loop = loop
         self.max_steps = max_steps
-        self.completion: Completion[HostRun] = Completion(self, name=loop.name, stop=self.stop)
+        self.completion: Completion[None] = Completion(None, name=loop.name, stop=self.stop)
         self.report: RunReport | None = None
         loop.begin()
         loop.planes.take_in()

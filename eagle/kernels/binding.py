@@ -132,7 +132,8 @@ class BoundPlan:
 
     def _prepare(self) -> Any:
         if not isinstance(self.side, HostKernel):
-            return self.side.packed(struct_values(self.sidecar, self.planes, self.words), self.n, keep=self).launch
+            values, keep = struct_values(self.sidecar, self.planes, self.words), (self.planes, self.words)
+            return self.side.packed(values, self.n, keep=keep).launch  # keeping self would be a cycle over big arrays
         entry, block, n = self.side.entry, self.block(), self.n
         width = core_count()
         # Cross-sample kernels add into shared memory: one thread keeps their order, and so their bits.

@@ -205,6 +205,7 @@ class Team:
         while (job := self._take()) is not None:
             job.work()
             self._offer(job)
+            del job  # an idle thread must not keep the last job's arrays alive
             with self._condition:
                 self._busy -= 1
                 if self._closing:
@@ -217,6 +218,7 @@ class Team:
                     job = self._jobs.popleft()
                     job.queued = False
                     if not job.has_room():
+                        del job
                         continue  # the thread that leaves it offers it again when there is room
                     if job.waiting > 1 and job.has_room():
                         job.queued = True
