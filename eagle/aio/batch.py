@@ -57,8 +57,7 @@ class Batch:
     def leave(self, request: Request) -> None:
         """Nobody waits for a request any more; a batch without any other one is stopped."""
         self._answered(request)
-        if self._waiting == 0 and self._run is not None:
-            self._run.stop()
+        self._stop_when_unwanted()
 
     def fail(self, error: BaseException) -> None:
         """Give an error to every request that waits still."""
@@ -147,6 +146,7 @@ class Batch:
         report = self._frame.report_so_far(self._run)
         report = replace(report, n=self.total, finished=int(np.count_nonzero(mask)), done=False)
         self._answer(self._frame, over, finished, report)
+        self._stop_when_unwanted()
         if not self.thin and self._live * 2 <= self.total:
             self.thin = True
             self._freed()
@@ -165,6 +165,10 @@ class Batch:
     def _answered(self, request: Request) -> None:
         self._waiting -= 1
         self._live -= request.n
+
+    def _stop_when_unwanted(self) -> None:
+        if self._waiting == 0 and self._run is not None:
+            self._run.stop()
 
     def _cut(self, report: RunReport, frame: Frame) -> RunReport:
         """The report without the frame's tail."""

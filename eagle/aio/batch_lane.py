@@ -44,6 +44,9 @@ class Lane:
         max_samples: Samples of a batch, at most.
         max_wait: Seconds that a request waits beside a running batch, at most.
         spawn: Starts a task.
+
+    Attributes:
+        broken: Whether its kernels could not be built or loaded; its requests have failed.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Lane:
         self._running: set[Batch] = set()
         self._bell: ParkedTask | None = None
         self._closing = False
-        self.broken: Exception | None = None
+        self.broken = False
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -108,18 +111,17 @@ class Lane:
         """Start batches until the lane is closed and everybody is answered."""
         try:
             await off_loop(on_the_callers_stream(self._frames.prepare))
-        except Exception as error:
-            self.broken = error
-            self.fail(error)
-            return
-        try:
             while True:
                 self._start_due()
                 if self._closing and not (self._samples or self._waiting or self._large or self._running):
                     return
                 await self._doze()
-        finally:
+        except Exception as error:
+            self.broken = True
+            self.fail(error)
+        except BaseException:
             self.fail(closed_by_error())
+            raise
 
     async def _doze(self) -> None:
         """Sleep until something happens, or the oldest request has waited long enough."""

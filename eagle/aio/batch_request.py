@@ -201,7 +201,7 @@ class Intake:
     Attributes:
         state: Names of the planes that results hold, in the order of the kernels' signatures.
         merges: Whether samples of many requests may run as one batch with the same bits: every kernel has a mask and
-            touches its own sample only.
+            touches its own sample only, whatever number that has.
     """
 
     def __init__(self, step: Step, shared: Mapping[str, Any], layout: Layout | None) -> None:
@@ -216,7 +216,7 @@ class Intake:
         written = [a.name for a in step.args.values() if a.written and a.name != step.mask and a.name not in hidden]
         self.state = tuple(sorted(written, key=lambda name: order.get(name, len(order))))
         roles = {arg.role for arg in step.args.values()}
-        self.merges = step.guarded and step.local and roles <= _BATCHED_ROLES
+        self.merges = step.guarded and step.local and step.placed is False and roles <= _BATCHED_ROLES
 
     def _check_shared(self) -> None:
         step, shared = self.step, self._shared

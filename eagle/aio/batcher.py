@@ -232,8 +232,8 @@ class Batcher:
 
     async def _serve(self, lane: Lane, device: int | None) -> None:
         await lane.serve()
-        if self._lanes.get(device) is lane and lane.broken is not None:
-            del self._lanes[device]
+        if lane.broken and self._lanes.get(device) is lane:
+            del self._lanes[device]  # the next request tries again
 
 
 def _has_parameter(model: Any, name: str) -> bool:

@@ -212,6 +212,8 @@ class RangesRun(HostRun):
             over = self._advance(piece, calls)
         settled = self.loop.settled
         if settled is not None:
+            if piece.packed is not None:
+                piece.packed.put_finished()
             samples = slice(piece.base, piece.base + piece.count)
             settled[samples] = True if over else self.loop.mask[samples]
         return over

@@ -65,6 +65,10 @@ class PackedRange:
         self.mask = np.zeros(stay.size, np.bool_)
         self._bind()
 
+    def put_finished(self) -> None:
+        """Show the finished samples in their places, too; nothing moves in here."""
+        self._scatter(np.flatnonzero(self.mask))
+
     def put_back(self) -> None:
         """Put every sample back; the range is as if it had never been packed."""
         self._scatter(np.arange(self.count))
