@@ -11,6 +11,7 @@ import numpy as np
 _SOURCE = r"""
 extern "C" __global__ void rate(double* out, int rounds) {
     double a[8];
+    #pragma unroll
     for (int i = 0; i < 8; ++i) a[i] = threadIdx.x + i;
     for (int round = 0; round < rounds; ++round) {
         #pragma unroll
@@ -20,6 +21,7 @@ extern "C" __global__ void rate(double* out, int rounds) {
         }
     }
     double sum = 0.0;
+    #pragma unroll
     for (int i = 0; i < 8; ++i) sum += a[i];
     if (sum == -1.0) out[0] = sum;
 }
