@@ -42,6 +42,7 @@ class DeviceLoop(BoundLoop):
         build_s: Seconds of capture so far.
         ns_per_step: Measured or estimated device time of one step of the whole batch.
         evenness: Mean over largest step count of the last run that told, or None.
+        last_finished: Samples that had finished at the end of the last run.
         learning: Whether the next run is to learn what each sample takes.
     """
 
@@ -52,6 +53,7 @@ class DeviceLoop(BoundLoop):
         self.build_s = 0.0
         self.evenness: float | None = None
         self.reorders_before = 0
+        self.last_finished = 0
         self.last_policy: list[int] | None = None
         self.spin_s = 1e-4
         self._fused: dict[tuple[Shape, int | None], GraphPipeline] = {}
@@ -71,6 +73,7 @@ class DeviceLoop(BoundLoop):
         self.learning = isinstance(order, str)
         cost = None if self.learning else to_cupy(order)
         ordered = OrderedPlanes(planes, self.mask, cost)
+        planes.xp.cuda.get_current_stream().synchronize()  # runs gather on streams of their own callers
         return ordered, ordered.mask
 
     def make_counter(self) -> Any:
@@ -78,6 +81,11 @@ class DeviceLoop(BoundLoop):
         paced = self.auto and self.step.active_set
         self.cells = Cells(self.residency.device or 0, self.step.steps_max + 1 if paced else 0)
         return self.cells.finished
+
+    def reset(self) -> None:
+        """Nobody has finished; the reorder counter starts over with the active set."""
+        super().reset()
+        self.reorders_before = self.last_finished = 0
 
     @property
     def shown_finished(self) -> Any:
@@ -137,7 +145,10 @@ class DeviceLoop(BoundLoop):
             return steady[2]
         pipeline = self._fused.get((shape, priority))
         if pipeline is None:
-            pipeline = self._built([self._fused_launch(shape).launch, self.cells.report], priority)
+            steps = [self._fused_launch(shape).launch, self.cells.report]
+            if shape.entry == "step":  # the other entries count samples that have finished before
+                steps.insert(0, count_mask(self.kernel_mask, self.cells, self.device).launch)
+            pipeline = self._built(steps, priority)
             self._fused[shape, priority] = pipeline
         self._shown = pipeline
         self._steady = (shape, priority, pipeline)

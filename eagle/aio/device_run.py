@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from time import perf_counter, perf_counter_ns
+from time import perf_counter, perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from eagle.aio.ordering import OrderedPlanes
 from eagle.aio.progress import Meter
 from eagle.aio.report import RunReport
-from eagle.aio.wake import loop_runs_here
 from eagle.kernels.device import has_failed
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class DeviceRun(ABC):
     @cached_property
     def _meter(self) -> Meter:
         """The accounting for watchers, made when the first one looks; its clock started with the run."""
-        return Meter(self.loop.n, began=self._began_s)
+        return Meter(self.loop.n, self.loop.last_finished, began=self._began_s)
 
     @abstractmethod
     def issue(self) -> Completion[Any]:
@@ -124,9 +123,7 @@ class DeviceRun(ABC):
         loop = self.loop
         if has_failed(loop.device):
             return  # nothing can be read any more; the error is on its way to the caller
-        work = self._work
-        if work is not None and not work.done() and not loop_runs_here():
-            work.wait()  # Ctrl-C came before the wait: the buffers are in use until the launch ends
+        self._settle()
         self.gather()
         if loop.copied or loop.active is not None:
             if loop.active is not None:
@@ -137,6 +134,19 @@ class DeviceRun(ABC):
         if self._begun:
             watchers = loop.watchers
             watchers.end(self._meter.read(self.finished, self._taken) if watchers.wanted else None)
+            loop.last_finished = self.finished
+
+    def _settle(self) -> None:
+        """Wait for a launch that nobody waited for: Ctrl-C came before the wait, or the coroutine was thrown away.
+
+        The buffers are in use until it ends, which is a slice at most; a loop is asked to stop.
+        """
+        work = self._work
+        if work is None or work.done():
+            return
+        work.stop()
+        while not work.done():
+            sleep(1e-4)
 
     def result(self) -> RunReport:
         """The report."""
@@ -180,6 +190,7 @@ class FusedRun(DeviceRun):
         super().__init__(loop, max_steps, priority)
         self._shape = loop.shape()
         self._budget = 0
+        self._step_sum = 0
         self._counts: Any = None
 
     @property
@@ -227,8 +238,9 @@ class FusedRun(DeviceRun):
             loop.expect(took_ns)
             loop.ns_per_step = min(took_ns / taken, 2 * loop.ns_per_step)  # one slow moment must not slice the next run
             loop.last_policy = [taken, self.finished, self.steps, self.max_steps, int(not self.over())]
-            if counts.step_sum:
-                loop.tell(counts.step_sum / (loop.n * taken))
+        self._step_sum += counts.step_sum
+        if self._step_sum and self.over():
+            loop.tell(self._step_sum / (loop.n * self.steps))
         return counts.step_sum or loop.n * taken
 
     def exact(self, done: bool) -> bool:

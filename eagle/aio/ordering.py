@@ -32,9 +32,17 @@ def check_order(order: Any, n: int) -> Any:
     array = unmarked(order)[0]
     if detect(array) is None:
         raise TypeError(f"order is a {type(order).__name__}: expected one cost per sample, {LEARN!r} or None")
-    if tuple(array.shape) != (n,) or np.dtype(str(array.dtype).removeprefix("torch.")).kind not in "iufb":
+    if tuple(array.shape) != (n,) or _kind_of(array.dtype) not in "iufb":
         raise ValueError(f"order must hold one real cost per sample, ({n},); got {array.dtype} {tuple(array.shape)}")
     return array
+
+
+def _kind_of(dtype: Any) -> str:
+    """NumPy's kind of a dtype of any framework; "?" for one that NumPy lacks."""
+    try:
+        return np.dtype(str(dtype).removeprefix("torch.")).kind
+    except TypeError:
+        return "?"
 
 
 class OrderedPlanes(Planes):
