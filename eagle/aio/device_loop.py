@@ -145,7 +145,7 @@ class DeviceLoop(BoundLoop):
             return steady[2]
         pipeline = self._fused.get((shape, priority))
         if pipeline is None:
-            steps = [self._fused_launch(shape).launch, self.cells.report]
+            steps: list[Callable[[], object]] = [self._fused_launch(shape).launch, self.cells.report]
             if shape.entry == "step":  # the other entries count samples that have finished before
                 steps.insert(0, count_mask(self.kernel_mask, self.cells, self.device).launch)
             pipeline = self._built(steps, priority)
