@@ -101,6 +101,8 @@ class Batch:
             run = runner.start()
             self._run, self._frame = run, frame
             try:
+                if not run.prepared:
+                    await off_loop(run.prepare)
                 while (work := run.next(join=False)) is not None:
                     await frame.follow(run, work, self._look if len(self._requests) > 1 else None)
             finally:
@@ -124,7 +126,7 @@ class Batch:
             waiting[0].answer(frame.own(), 0, finished[0], report)
             self._answered(waiting[0])
         elif frame.bytes_per_sample * self.total > _INLINE_BYTES and frame.on_host:
-            outputs = await off_loop(frame.copy, 0, self.total)
+            outputs = await off_loop(frame.copy, 0, self.total, done=report.done)
             for request, count in zip(waiting, finished, strict=True):
                 if not request.answered:
                     request.answer(outputs, request.start, count, report)
@@ -153,14 +155,14 @@ class Batch:
 
     def _answer(self, frame: Frame, requests: list[Request], finished: list[int], report: RunReport) -> None:
         if _SHARE * sum(request.n for request in requests) >= self.total:
-            outputs = frame.copy(0, self.total)
+            outputs = frame.copy(0, self.total, done=report.done)
             for request, count in zip(requests, finished, strict=True):
                 self._answered(request)
                 request.answer(outputs, request.start, count, report)
             return
         for request, count in zip(requests, finished, strict=True):
             self._answered(request)
-            request.answer(frame.copy(request.start, request.n), 0, count, report)
+            request.answer(frame.copy(request.start, request.n, done=count == request.n), 0, count, report)
 
     def _answered(self, request: Request) -> None:
         self._waiting -= 1

@@ -43,27 +43,37 @@ def gather_kernel(device: int) -> Any:
     return function
 
 
-class Ready:
-    """The point on a stream behind which results are in their place.
+class Place:
+    """Where results lie, and the point on a stream behind which they are there.
+
+    In the block the device is current, and its current stream waits for the results if they were copied on another one.
 
     Args:
-        cupy: CuPy.
+        cuda: CuPy's.
+        device: The device, current.
+        copied: Whether copies to wait for were just issued on the current stream.
     """
 
-    __slots__ = ("_current", "_event", "_ptr")
+    __slots__ = ("_current", "_device", "_event", "_ptr")
 
-    def __init__(self, cupy: Any) -> None:
-        self._current = cupy.cuda.get_current_stream
+    def __init__(self, cuda: Any, device: Any, *, copied: bool) -> None:
+        self._current = cuda.get_current_stream
+        self._device = device
         stream = self._current()
         self._ptr = stream.ptr
-        self._event = cupy.cuda.Event(disable_timing=True)
-        self._event.record(stream)
+        self._event = None
+        if copied:
+            self._event = cuda.Event(disable_timing=True)
+            self._event.record(stream)
 
-    def wait_here(self) -> None:
-        """Let the current stream wait for the results; nothing when it is the one they were copied on."""
+    def __enter__(self) -> None:
+        self._device.__enter__()
         stream = self._current()
-        if stream.ptr != self._ptr:
+        if self._event is not None and stream.ptr != self._ptr:
             stream.wait_event(self._event)
+
+    def __exit__(self, *caught: Any) -> None:
+        self._device.__exit__(*caught)
 
 
 class DeviceFrame(Frame):
@@ -82,9 +92,6 @@ class DeviceFrame(Frame):
             loop = self.runner.bound
             assert isinstance(loop, DeviceLoop)
             self._loop = loop
-            # The graph is captured here, off the event loop, and not by the first run.
-            if self.capacity:
-                _ = loop.fused_pipeline(loop.shape(), None) if loop.fuses else loop.band_pipeline(None)
         self._sources: list[Any] = []
 
     def _described(self) -> np.ndarray[Any, Any]:
@@ -155,11 +162,18 @@ class DeviceFrame(Frame):
         """By the slices that have ended."""
         return run.result()
 
-    def copy(self, start: int, n: int) -> Outputs:
+    def copy(self, start: int, n: int, *, done: bool) -> Outputs:
         """Copies on the current stream; results wait for them where they are used on another one."""
         with self._device:
-            outputs = super().copy(start, n)
-            outputs.ready = Ready(self._cupy)
+            outputs = super().copy(start, n, done=done)
+            outputs.place = Place(self._cupy.cuda, self._device, copied=True)
+        return outputs
+
+    def own(self) -> Outputs:
+        """The arrays themselves: the run has ended, so they are there."""
+        with self._device:
+            outputs = super().own()
+            outputs.place = Place(self._cupy.cuda, self._device, copied=False)
         return outputs
 
     def rest(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -24,6 +25,7 @@ from eagle.kernels.team import core_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from eagle.aio.batch_request import Intake, Request
     from eagle.kernels.residency import Residency
@@ -105,10 +107,16 @@ class Frame(ABC):
     def report_so_far(self, run: Any) -> RunReport:
         """The report of a run that goes on; its samples are the caller's to count."""
 
-    def copy(self, start: int, n: int) -> Outputs:
-        """Copies of the state of some samples, for results."""
+    def copy(self, start: int, n: int, *, done: bool) -> Outputs:
+        """Copies of the state of some samples, for results.
+
+        Args:
+            start: The first of them.
+            n: How many.
+            done: Whether all of them have finished.
+        """
         arrays = {name: self._natives[name][..., start : start + n].copy() for name in self._state}
-        return Outputs(arrays, self.runner.bound.mask[start : start + n].copy(), self._columns)
+        return Outputs(arrays, None if done else self.runner.bound.mask[start : start + n].copy(), self._columns)
 
     def own(self) -> Outputs:
         """The frame's own arrays: the frame will not be used again."""
@@ -237,19 +245,25 @@ class Frames:
     def build(self, total: int) -> Frame:
         """A new frame for at least so many samples; blocking."""
         capacity, xp = self._capacity(total), self._residency.xp
-        given = {
-            name: xp.zeros((arg.width, capacity) if arg.shape else capacity, arg.dtype)
-            for name, arg in self._intake.step.args.items()
-            if arg.per_sample and arg.role != "terminated"
-        }
-        return self._frame(given)
+        with self._there():
+            given = {
+                name: xp.zeros((arg.width, capacity) if arg.shape else capacity, arg.dtype)
+                for name, arg in self._intake.step.args.items()
+                if arg.per_sample and arg.role != "terminated"
+            }
+            return self._frame(given)
 
     def build_alone(self, request: Request) -> Frame:
         """A frame of one request's own; blocking."""
         args = self._intake.step.args
-        if request.seed is not None:
-            self._residency.xp.cuda.get_current_stream().wait_event(request.seed)
-        return self._frame({n: a.copy() if args[n].written else a for n, a in request.arrays.items()})
+        with self._there():
+            if request.seed is not None:
+                self._residency.xp.cuda.get_current_stream().wait_event(request.seed)
+            return self._frame({n: a.copy() if args[n].written else a for n, a in request.arrays.items()})
+
+    def _there(self) -> AbstractContextManager[object]:
+        device = self._residency.device
+        return nullcontext() if device is None else self._residency.xp.cuda.Device(device)
 
     def _frame(self, given: dict[str, Any]) -> Frame:
         device = self._residency.device

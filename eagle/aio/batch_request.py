@@ -150,16 +150,26 @@ class Form:
         omitted: The state planes it left out.
     """
 
-    __slots__ = ("_kind", "_specs", "omitted", "residency")
+    __slots__ = ("_cuda", "_kind", "_specs", "omitted", "residency")
 
     def __init__(self, kind: type, residency: Residency, args: list[Arg], omitted: tuple[str, ...]) -> None:
         self._kind = kind
         self._specs = tuple((arg.name, arg.dtype, arg.width if arg.shape else 0) for arg in args)
+        self._cuda = None if residency.device is None else residency.xp.cuda
         self.residency = residency
         self.omitted = omitted
 
-    def samples(self, planes: Mapping[str, Any]) -> int:
-        """Samples of a request that looks the same; 0 for any other, which is then checked in full."""
+    def request(self, planes: Mapping[str, Any]) -> Request | None:
+        """The request of planes that look the same; None for any others, which are then checked in full."""
+        n = self._samples(planes)
+        if n < 1:
+            return None
+        request = Request(n, planes, self.residency, _NOTHING, self.omitted, False)
+        if self._cuda is not None:
+            request.seed = _behind_the_caller(self._cuda)
+        return request
+
+    def _samples(self, planes: Mapping[str, Any]) -> int:
         if len(planes) != len(self._specs):
             return 0
         kind: Any = self._kind
@@ -262,14 +272,8 @@ class Intake:
             BackendUnavailable: A plane lies on a device that cannot be used.
         """
         form = self._forms.get(type(next(iter(planes.values()), None)))
-        if form is not None:
-            n = form.samples(planes)
-            if n:
-                request = Request(n, planes, form.residency, _NOTHING, form.omitted, False)
-                if form.residency.device is not None:
-                    request.seed = _behind_the_caller()
-                return request
-        return self._checked(planes)
+        request = None if form is None else form.request(planes)
+        return self._checked(planes) if request is None else request
 
     def _checked(self, planes: Mapping[str, Any]) -> Request:
         twice = [name for name in planes if name in self._shared]
@@ -295,7 +299,7 @@ class Intake:
                 self._forms[kind] = Form(kind, residency, args, omitted)
         request = Request(bound.n, arrays, residency, shapes, omitted, bound.single)
         if residency.device is not None:
-            request.seed = _behind_the_caller()
+            request.seed = _behind_the_caller(bound.xp.cuda)
         return request
 
     def _shape(self, bound: Planes, planes: Mapping[str, Any], name: str) -> tuple[tuple[int, ...], bool] | None:
@@ -308,15 +312,12 @@ class Intake:
         return (shape, first) if first or shape != native else None
 
 
-def _behind_the_caller() -> Any:
+def _behind_the_caller(cuda: Any) -> Any:
     """An event behind what the caller's current stream holds; None for the legacy stream, which batches wait for."""
-    from eagle.kernels.device import require_cupy
-
-    cupy = require_cupy()
-    stream = cupy.cuda.get_current_stream()
+    stream = cuda.get_current_stream()
     if stream.ptr == 0:
         return None
-    event = cupy.cuda.Event(disable_timing=True)
+    event = cuda.Event(disable_timing=True)
     event.record(stream)
     return event
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from eagle.aio.report import RunReport, SimResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+    from types import ModuleType
 
     from eagle.aio.batch_request import Request
+
+_HERE = nullcontext()
 
 
 class Outputs:
@@ -17,27 +22,33 @@ class Outputs:
 
     Args:
         arrays: Native arrays by name: (n,), (w, n), or a plane without a sample axis of a request that ran alone.
-        mask: The finished samples, (n,) bool.
+        mask: The finished samples, (n,) bool; None when all have finished.
         per_sample: Names of the planes with a sample axis.
-        ready: A CUDA event behind the copies, or None.
+        place: Makes the device of the arrays current, and its current stream wait for them.
     """
 
-    __slots__ = ("_arrays", "_per_sample", "mask", "ready")
+    __slots__ = ("_arrays", "_mask", "_per_sample", "place")
 
-    def __init__(self, arrays: Mapping[str, Any], mask: Any, per_sample: frozenset[str], ready: Any = None) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, Any],
+        mask: Any,
+        per_sample: frozenset[str],
+        place: AbstractContextManager[object] = _HERE,
+    ) -> None:
         self._arrays = arrays
-        self.mask = mask
+        self._mask = mask
         self._per_sample = per_sample
-        self.ready = ready
+        self.place = place
 
     def plane(self, name: str, offset: int, n: int) -> Any:
         """One request's plane, native."""
         array = self._arrays[name]
         return array if name not in self._per_sample else _part(array, offset, n)
 
-    def finished(self, offset: int, n: int) -> Any:
-        """One request's mask."""
-        return _part(self.mask, offset, n)
+    def finished(self, offset: int, n: int, xp: ModuleType) -> Any:
+        """One request's mask, as an array of ``xp``."""
+        return xp.ones(n, bool) if self._mask is None else _part(self._mask, offset, n)
 
 
 def _part(array: Any, offset: int, n: int) -> Any:
@@ -100,8 +111,9 @@ class BatchResult(SimResult):
         """The mask, one bool per sample."""
         if self._mask is None:
             request, outputs = self._source()
-            mask = outputs.finished(request.offset, request.n)
-            self._mask = request.residency.hand_back(mask.reshape(()) if request.single else mask)
+            with outputs.place:
+                mask = outputs.finished(request.offset, request.n, request.residency.xp)
+                self._mask = request.residency.hand_back(mask.reshape(()) if request.single else mask)
             self._let_go()
         return self._mask
 
@@ -130,11 +142,12 @@ class BatchResult(SimResult):
         array = self._made.get(name)
         if array is None:
             request, outputs = self._source()
-            array = outputs.plane(name, request.offset, request.n)
             shape, first = request.shapes.get(name) or (None, False)
-            if first:
-                array = array.T.copy()
-            array = request.residency.hand_back(array if shape is None else array.reshape(shape))
+            with outputs.place:
+                array = outputs.plane(name, request.offset, request.n)
+                if first:
+                    array = array.T.copy()
+                array = request.residency.hand_back(array if shape is None else array.reshape(shape))
             self._made[name] = array
             self._let_go()
         return array
@@ -144,8 +157,6 @@ class BatchResult(SimResult):
         assert request is not None, "arrays are made before the batch is let go"
         outputs = request.outputs
         assert outputs is not None, "the request was answered"
-        if outputs.ready is not None:
-            outputs.ready.wait_here()
         return request, outputs
 
     def _let_go(self) -> None:

@@ -26,6 +26,7 @@ from tests.helpers.models import (
     glide,
     logistic,
     move,
+    numbered,
     square,
     tally,
 )
@@ -85,6 +86,11 @@ def heights(n: int, seed: int) -> dict[str, Any]:
     return {"x": np.zeros(n), "c": np.zeros(n), "goal": rng.integers(1, 300, n).astype(float)}
 
 
+def marches(n: int, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng([n, seed])
+    return {"x": np.zeros(n), "c": np.zeros(n), "last": rng.integers(1, 60, n).astype(float)}
+
+
 def paths(n: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng([n, seed])
     return {"x": np.zeros(n), "goal": rng.integers(1, 60, n).astype(float)}
@@ -104,6 +110,7 @@ CASES: dict[str, tuple[Any, Callable[[int, int], dict[str, Any]], dict[str, Any]
     "automatic active set": (climb_listed_auto, heights, {"r": 1.0}),
     "table": (stair, paths, {"theta": np.array([0.5, 2.0])}),
     "write-only plane": (drift, arrows, {}),
+    "sample numbers": (numbered, marches, {}),
     "several kernels": ([move, square, arrived], paths, {"r": 1.0}),
     "a kernel without a mask": ([move, tally, arrived], counted, {"r": 1.0}),
 }
