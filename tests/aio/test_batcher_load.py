@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import eagle
+from tests.helpers.batch_client import Client
 from tests.helpers.batch_models import climb_request, climbed
 from tests.helpers.heartbeat import FREE_S, heartbeat
-from tests.helpers.models import arrived, climb, logistic, logistic_loop, move, tally
+from tests.helpers.models import arrived, climb, logistic, move, tally
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -333,54 +334,6 @@ async def test_the_loop_lives_while_batches_run() -> None:
 
 
 # ---- stress ----------------------------------------------------------------------------------------------------------
-
-
-class Client:
-    """A user who asks, gives up, sends nonsense and checks every answer."""
-
-    def __init__(self, batcher: eagle.Batcher, seed: int, tally: dict[str, int]) -> None:
-        self._batcher = batcher
-        self._rng = random.Random(seed)
-        self._numbers = np.random.default_rng(seed)
-        self._tally = tally
-
-    async def run(self, requests: int) -> None:
-        for _ in range(requests):
-            await self._one()
-
-    async def _one(self) -> None:
-        rng = self._rng
-        n = rng.choice([0, 1, 2, 3, 50, 127, 128, 129, rng.randrange(130)])
-        last = self._numbers.integers(1, rng.choice([4, 300]), n).astype(float)
-        planes = {"x": self._numbers.uniform(0.1, 0.9, n), "k": np.zeros(n), "last": last}
-        kept = {name: plane.copy() for name, plane in planes.items()}
-        what = rng.choice(["plain"] * 6 + ["cancel", "late", "endless", "bad", "pause"])
-        if what == "bad":
-            planes[rng.choice(["x", "k", "last"])] = rng.choice([None, np.zeros(n + 1), np.zeros(n, np.float32), [1.0]])
-        if what == "endless" and n:
-            planes["last"] = kept["last"] = np.full(n, ENDLESS)
-        if what == "pause":
-            await anyio.sleep(rng.uniform(0.0, 0.003))
-        limit = {"cancel": 0.0, "late": rng.uniform(0.0, 0.01), "endless": 0.01}.get(what, math.inf)
-        try:
-            with anyio.move_on_after(limit) as scope:
-                result = await self._batcher.simulate(**planes)
-                self._check(result, kept)
-                what = "answered"
-            if scope.cancelled_caught:
-                what = "gave up"
-        except (TypeError, ValueError):
-            assert what == "bad"
-        assert what != "plain"
-        self._tally[what] = self._tally.get(what, 0) + 1
-        assert all(np.array_equal(planes[name], kept[name]) for name in kept if what != "bad")
-
-    def _check(self, result: eagle.SimResult, kept: dict[str, np.ndarray]) -> None:
-        assert result.done
-        assert result.n == kept["x"].size
-        np.testing.assert_array_equal(result.k, kept["last"])
-        np.testing.assert_array_equal(result.x, logistic_loop(kept["x"], kept["last"], 3.99))
-        assert result.finished.all()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
