@@ -14,11 +14,12 @@ restarts services.
 """
 
 import argparse
+import contextlib
 import json
 import math
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -45,11 +46,13 @@ MOST_RUNS = 4  # long ones at a time; more wait
 TIME_LIMIT_S = 30.0
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
     """Hold the batcher open as long as the service lives; the kernel is compiled before the first request comes."""
+    app.state.closing = anyio.Event()
     async with eagle.Batcher(oscillate, dt=DT, max_steps=LONGEST, max_samples=65_536, max_wait=0.005) as batcher:
         yield {
+            "closing": app.state.closing,
             "batcher": batcher,
             "pending": anyio.CapacityLimiter(MOST_PENDING),
             "runs": anyio.CapacityLimiter(MOST_RUNS),
@@ -59,8 +62,10 @@ async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
 # ---- clients that hang up ------------------------------------------------------------------------------------------
 
 
-async def unless_gone(receive: Receive, work: Callable[[], Awaitable[None]]) -> bool:
-    """Do the work, and cancel it when the client hangs up; return whether it was done."""
+async def unless_gone(
+    receive: Receive, work: Callable[[], Awaitable[None]], closing: anyio.Event | None = None
+) -> bool:
+    """Do the work, and cancel it when the client hangs up or the service closes; return whether it was done."""
     done = False
     async with anyio.create_task_group() as tasks:
 
@@ -69,7 +74,13 @@ async def unless_gone(receive: Receive, work: Callable[[], Awaitable[None]]) -> 
                 pass
             tasks.cancel_scope.cancel()
 
+        async def watch_service(closing: anyio.Event) -> None:
+            await closing.wait()
+            tasks.cancel_scope.cancel()
+
         tasks.start_soon(watch)
+        if closing is not None:
+            tasks.start_soon(watch_service, closing)
         await work()
         done = True
         tasks.cancel_scope.cancel()
@@ -162,10 +173,14 @@ class Events:
 
     Args:
         source: Is given a function that sends one event, and returns when all are sent.
+        closing: Set when the service shuts down; the stream ends then.
     """
 
-    def __init__(self, source: Callable[[Callable[[str, object], Awaitable[None]]], Awaitable[None]]) -> None:
+    def __init__(
+        self, source: Callable[[Callable[[str, object], Awaitable[None]]], Awaitable[None]], closing: anyio.Event
+    ) -> None:
         self.source = source
+        self.closing = closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
@@ -175,8 +190,8 @@ class Events:
             text = f"event: {event}\ndata: {json.dumps(data)}\n\n"
             await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
-        if await unless_gone(receive, lambda: self.source(emit)):
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await unless_gone(receive, lambda: self.source(emit), self.closing)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})  # nothing, to a client that is gone
 
 
 def query_number(request: Request, name: str, default: int, most: int) -> int:
@@ -213,7 +228,7 @@ async def runs(request: Request) -> Response | Events:
             "result", {"n": n, "status": result.status, "steps": taken, "energy": energy, "wall_s": result.wall_s}
         )
 
-    return Events(source)
+    return Events(source, request.state.closing)
 
 
 # ---- for those who watch -------------------------------------------------------------------------------------------
@@ -242,12 +257,24 @@ app = Starlette(
 )
 
 
+class Server(uvicorn.Server):
+    """uvicorn, which on Ctrl-C waits for open requests: those that would go on for long are told first."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app.state.closing.set()
+        await super().shutdown(sockets)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
     options = parser.parse_args()
-    uvicorn.run(app, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app, host=options.host, port=options.port, log_level="warning", ws="none", timeout_graceful_shutdown=5
+    )
+    with contextlib.suppress(KeyboardInterrupt):  # which uvicorn raises once more when it has shut down
+        Server(config).run()
 
 
 if __name__ == "__main__":

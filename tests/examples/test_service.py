@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import math
+import signal
 import socket
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 from tests.helpers.child import PROJECT, run_command
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
 httpx = pytest.importorskip("httpx")
@@ -251,3 +253,31 @@ def test_load_says_when_nobody_answers() -> None:
         ended = load("--url", f"http://127.0.0.1:{taken.getsockname()[1]}", "--requests", 3, "--seconds", 1)
     assert ended.status == 1
     assert "is service.py running" in ended.err
+
+
+# ---- its own process ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals differ there")
+def test_ctrl_c_ends_the_service_and_its_long_runs() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def use_it(process: subprocess.Popen[str]) -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S) as client:
+            until(lambda: answers(client) or process.poll() is not None)
+            with client.stream("GET", "/runs", params={"n": 1_000_000, "longest": 100_000}) as answer:
+                next(events(answer.iter_lines()))
+                process.send_signal(signal.SIGINT)
+                list(answer.iter_lines())  # ends well
+
+    script = str(PROJECT / "examples" / "service.py")
+    run_command([sys.executable, script, "--port", str(port)], meanwhile=use_it).check()
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/healthz").status_code == 200
+    except httpx.ConnectError:
+        return False
