@@ -17,7 +17,8 @@ import numpy as np
 from eagle.aio.completion import leave_when_done
 from eagle.aio.guards import SkipGuard, Skippable
 from eagle.aio.overlap import Part, launch_together
-from eagle.aio.pipeline import GraphPipeline, check_hook, check_replays, check_step
+from eagle.aio.pipeline import GraphPipeline
+from eagle.aio.pipeline_arguments import check_hook, check_replays, check_step
 from eagle.aio.target import choose_target
 from eagle.errors import NonToggleableMemberError, NotBuilt, StateError
 

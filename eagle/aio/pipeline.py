@@ -9,15 +9,13 @@ behind `eagle.aio.target`. A pipeline goes through these states::
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import operator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eagle.aio.completion import Completion, leave_when_done
-from eagle.aio.guards import RepeatWhile, Skippable, plain_steps
+from eagle.aio.pipeline_arguments import check_hook, check_replays, check_step, refuse_nested_loop
 from eagle.aio.target import Member, choose_target, new_graph
 from eagle.errors import NonToggleableMemberError, NotBuilt, StateError, UnknownMemberError
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from eagle.aio.events import EndSignal
     from eagle.aio.target import AbstractGraph, Stage, Target
 
-__all__ = ("GraphPipeline", "MemberHandle", "check_hook", "check_replays", "check_step")
+__all__ = ("GraphPipeline", "MemberHandle")
 
 P = TypeVar("P", bound="GraphPipeline")
 
@@ -185,7 +183,7 @@ class GraphPipeline:
         if not self._stages:
             raise ValueError(f"pipeline {self._name!r} has no steps; add() some before build()")
         for member in itertools.chain.from_iterable(self._stages):
-            _refuse_nested_loop(member, self._name)
+            refuse_nested_loop(member, self._name)
         self._graph.build(self._stages)
         self._built = True
         return self
@@ -424,92 +422,6 @@ class GraphPipeline:
                 )
                 raise TypeError(f"seed_events of pipeline {self._name!r} holds {seed!r}; give {kinds}")
         return seeds
-
-
-def check_step(step: object, what: str = "a step") -> None:
-    """Refuse what cannot be called without arguments, or would return a coroutine.
-
-    Args:
-        step: A callable, a `Skippable` or a `RepeatWhile`.
-        what: What to call it in the message.
-
-    Raises:
-        TypeError: It is not a step.
-    """
-    for plain in plain_steps(step):
-        if not callable(plain):
-            raise TypeError(f"{what} is {plain!r}; give a callable without arguments, a Skippable or a RepeatWhile")
-        if _is_async(plain):
-            raise TypeError(
-                f"{what} is the coroutine function {plain!r}; give a plain function, and await the Completion"
-            )
-        try:
-            signature = inspect.signature(plain)
-        except (TypeError, ValueError):  # built in; it will say so itself
-            continue
-        try:
-            signature.bind()
-        except TypeError as error:
-            raise TypeError(
-                f"{what} is {plain!r}, which cannot be called without arguments ({error}); "
-                "bind them with functools.partial or a lambda"
-            ) from None
-
-
-def check_hook(pre_launch: object) -> None:
-    """Refuse a ``pre_launch`` that is no plain callable (quick: it is checked at every enqueue).
-
-    Raises:
-        TypeError: It cannot be called, or is a coroutine function.
-    """
-    if not callable(pre_launch) or _is_async(pre_launch):
-        raise TypeError(f"pre_launch is {pre_launch!r}; give a plain callable without arguments")
-
-
-def _is_async(step: Any) -> bool:
-    while isinstance(step, partial):
-        step = step.func
-    if inspect.iscoroutinefunction(step) or inspect.isasyncgenfunction(step):
-        return True
-    if inspect.isroutine(step):
-        return False
-    call = inspect.getattr_static(type(step), "__call__", None)  # an object with an `async def __call__`
-    return inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
-
-
-def _refuse_nested_loop(member: Member, pipeline: str) -> None:
-    step = member.step
-    if isinstance(step, RepeatWhile):
-        inner = [part for part in step.parts if _holds_loop(part)]
-    else:
-        inner = [step] if isinstance(step, Skippable) and _holds_loop(step) else []
-    if inner:
-        raise ValueError(
-            f"{member} of pipeline {pipeline!r} has a RepeatWhile inside a {type(step).__name__}; loops do not nest: "
-            "add the loop as a member of its own, or loop inside one kernel"
-        )
-
-
-def _holds_loop(step: object) -> bool:
-    return isinstance(step, RepeatWhile) or (isinstance(step, Skippable) and _holds_loop(step.step))
-
-
-def check_replays(n: object) -> int:
-    """The number of replays as an int.
-
-    Raises:
-        TypeError: `n` is no int.
-        ValueError: It is negative.
-    """
-    if type(n) is int and n >= 0:
-        return n
-    count = None if isinstance(n, bool) else getattr(n, "__index__", None)
-    if count is None:
-        raise TypeError(f"n is {n!r}; give the number of replays as an int")
-    number: int = count()
-    if number < 0:
-        raise ValueError(f"n is {number}; give the number of replays, at least 0")
-    return number
 
 
 def _index(value: object) -> int:
