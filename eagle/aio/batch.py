@@ -74,9 +74,8 @@ class Batch:
             return
         frame = await self._framed(frames)
         try:
-            if self._waiting == 0:  # everybody left while the frame was built
-                return
-            await self._drive(frame)
+            if self._waiting:
+                await self._drive(frame)
         finally:
             self._frame = None
             if not self.alone:
@@ -88,6 +87,8 @@ class Batch:
         frame = frames.take(self.total)
         if frame is None:
             frame = await off_loop(on_the_callers_stream(lambda: frames.build(self.total)))
+        if self._waiting == 0:  # everybody left while the frame was built
+            return frame
         if frame.bytes_per_sample * self.total > _INLINE_BYTES and frame.on_host:
             await off_loop(frame.fill, self._requests, self.total)
         else:

@@ -7,7 +7,8 @@ own end cannot be told from the batch's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from eagle.kernels.device_call import attribute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from eagle.aio.batch_request import Intake, Request
     from eagle.aio.batch_result import Outputs
@@ -32,6 +34,7 @@ _HOST_TO_DEVICE = 1
 _THREADS = 256
 _PER_THREAD = 8  # elements that a thread copies before a block more pays
 _MOST_PARTS = 1024
+_HERE = nullcontext()
 
 
 @cache
@@ -46,34 +49,45 @@ def gather_kernel(device: int) -> Any:
 class Place:
     """Where results lie, and the point on a stream behind which they are there.
 
-    In the block the device is current, and its current stream waits for the results if they were copied on another one.
+    In the block that a call gives, the device is current, and its current stream waits for the results where they were
+    copied on another one.
 
     Args:
         cuda: CuPy's.
-        device: The device, current.
-        copied: Whether copies to wait for were just issued on the current stream.
+        device: The device's id; it is current.
+        copied: Whether the results are copies that were just issued on the current stream.
     """
 
-    __slots__ = ("_current", "_device", "_event", "_ptr")
+    __slots__ = ("_cuda", "_device", "_event", "_ptr")
 
-    def __init__(self, cuda: Any, device: Any, *, copied: bool) -> None:
-        self._current = cuda.get_current_stream
+    def __init__(self, cuda: Any, device: int, *, copied: bool) -> None:
+        self._cuda = cuda
         self._device = device
-        stream = self._current()
-        self._ptr = stream.ptr
-        self._event = None
+        self._event = self._ptr = None
         if copied:
+            stream = cuda.get_current_stream()
+            self._ptr = stream.ptr
             self._event = cuda.Event(disable_timing=True)
             self._event.record(stream)
 
-    def __enter__(self) -> None:
-        self._device.__enter__()
-        stream = self._current()
-        if self._event is not None and stream.ptr != self._ptr:
-            stream.wait_event(self._event)
+    def __call__(self) -> AbstractContextManager[object]:
+        """The block."""
+        if self._cuda.runtime.getDevice() != self._device:
+            return self._there()
+        self._wait()
+        return _HERE
 
-    def __exit__(self, *caught: Any) -> None:
-        self._device.__exit__(*caught)
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        with self._cuda.Device(self._device):
+            self._wait()
+            yield
+
+    def _wait(self) -> None:
+        if self._event is not None:
+            stream = self._cuda.get_current_stream()
+            if stream.ptr != self._ptr:
+                stream.wait_event(self._event)
 
 
 class DeviceFrame(Frame):
@@ -82,6 +96,7 @@ class DeviceFrame(Frame):
     def __init__(self, intake: Intake, device: int | None, given: dict[str, Any], max_steps: int) -> None:
         assert device is not None
         self._cupy = require_cupy()
+        self._id = device
         self._device = self._cupy.cuda.Device(device)
         with self._device:
             super().__init__(intake, device, given, max_steps)
@@ -93,6 +108,7 @@ class DeviceFrame(Frame):
             assert isinstance(loop, DeviceLoop)
             self._loop = loop
         self._sources: list[Any] = []
+        self._in_flight = False
 
     def _described(self) -> np.ndarray[Any, Any]:
         """The planes as gather.cu wants them."""
@@ -143,10 +159,12 @@ class DeviceFrame(Frame):
             if loop.active is not None:
                 loop.active.reset()
         self._sources = [r.arrays for r in requests]  # a cancelled request's arrays may still be read from
+        self._in_flight = True
 
     async def follow(self, run: DeviceRun, work: Completion[Any], look: Callable[[Any], None] | None) -> None:
         """Look between two slices, while the device rests."""
         await leave_when_done(work)
+        self._in_flight = False  # the run stood behind the copies
         if look is not None:
             run.gather()
             if not run.over():
@@ -166,16 +184,20 @@ class DeviceFrame(Frame):
         """Copies on the current stream; results wait for them where they are used on another one."""
         with self._device:
             outputs = super().copy(start, n, done=done)
-            outputs.place = Place(self._cupy.cuda, self._device, copied=True)
+            outputs.place = Place(self._cupy.cuda, self._id, copied=True)
         return outputs
 
     def own(self) -> Outputs:
         """The arrays themselves: the run has ended, so they are there."""
         with self._device:
             outputs = super().own()
-            outputs.place = Place(self._cupy.cuda, self._device, copied=False)
+            outputs.place = Place(self._cupy.cuda, self._id, copied=False)
         return outputs
 
     def rest(self) -> None:
         """Let go of the arrays that were copied from."""
+        if self._in_flight:  # everybody left before the run: the copies still read the arrays and the table
+            with suppress(Exception), self._device:  # a device that has failed reads nothing any more
+                self._cupy.cuda.get_current_stream().synchronize()
+            self._in_flight = False
         self._sources = []

@@ -55,27 +55,18 @@ class Request:
         ended: When it was answered.
     """
 
-    __slots__ = (
-        "_traceback",
-        "answered",
-        "arrays",
-        "batch",
-        "began",
-        "ended",
-        "error",
-        "finished",
-        "n",
-        "offset",
-        "omitted",
-        "outputs",
-        "parked",
-        "report",
-        "residency",
-        "seed",
-        "shapes",
-        "single",
-        "start",
-    )
+    # What most requests never set stands here: making one is a large part of what a request costs.
+    seed: Any = None
+    parked: ParkedTask | None = None
+    batch: Any = None
+    start = 0
+    answered = False
+    error: BaseException | None = None
+    outputs: Outputs | None = None
+    offset = 0
+    finished = 0
+    report: RunReport | None = None
+    ended = 0.0
 
     def __init__(
         self,
@@ -93,17 +84,6 @@ class Request:
         self.shapes = shapes
         self.omitted = omitted
         self.single = single
-        self.seed: Any = None
-        self.parked: ParkedTask | None = None
-        self.batch: Any = None
-        self.start = 0
-        self.answered = False
-        self.error: BaseException | None = None
-        self.outputs: Outputs | None = None
-        self.offset = 0
-        self.finished = 0
-        self.report: RunReport | None = None
-        self.ended = 0.0
 
     def answer(self, outputs: Outputs, offset: int, finished: int, report: RunReport) -> None:
         """Give the state at ``offset`` of ``outputs``, and wake who waits."""

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from eagle.aio.report import RunReport, SimResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
     from types import ModuleType
 
     from eagle.aio.batch_request import Request
-
-_HERE = nullcontext()
 
 
 class Outputs:
@@ -24,7 +22,7 @@ class Outputs:
         arrays: Native arrays by name: (n,), (w, n), or a plane without a sample axis of a request that ran alone.
         mask: The finished samples, (n,) bool; None when all have finished.
         per_sample: Names of the planes with a sample axis.
-        place: Makes the device of the arrays current, and its current stream wait for them.
+        place: Gives a block in which their device is current, and its current stream waits for them.
     """
 
     __slots__ = ("_arrays", "_mask", "_per_sample", "place")
@@ -34,7 +32,7 @@ class Outputs:
         arrays: Mapping[str, Any],
         mask: Any,
         per_sample: frozenset[str],
-        place: AbstractContextManager[object] = _HERE,
+        place: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._arrays = arrays
         self._mask = mask
@@ -111,7 +109,7 @@ class BatchResult(SimResult):
         """The mask, one bool per sample."""
         if self._mask is None:
             request, outputs = self._source()
-            with outputs.place:
+            with outputs.place():
                 mask = outputs.finished(request.offset, request.n, request.residency.xp)
                 self._mask = request.residency.hand_back(mask.reshape(()) if request.single else mask)
             self._let_go()
@@ -143,7 +141,7 @@ class BatchResult(SimResult):
         if array is None:
             request, outputs = self._source()
             shape, first = request.shapes.get(name) or (None, False)
-            with outputs.place:
+            with outputs.place():
                 array = outputs.plane(name, request.offset, request.n)
                 if first:
                     array = array.T.copy()

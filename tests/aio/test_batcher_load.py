@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import eagle
-from tests.helpers.batch_client import Client
+from tests.helpers.batch_client import Client, R
 from tests.helpers.batch_models import climb_request, climbed
 from tests.helpers.heartbeat import FREE_S, heartbeat
 from tests.helpers.models import arrived, climb, logistic, move, tally
@@ -343,7 +343,7 @@ async def test_random_clients(seed: int, max_samples: int, max_wait: float, sile
     tally: dict[str, int] = {}
     with anyio.fail_after(LIMIT_S):
         async with eagle.Batcher(
-            logistic, max_steps=10**12, max_samples=max_samples, max_wait=max_wait, r=3.99
+            logistic, max_steps=10**12, max_samples=max_samples, max_wait=max_wait, r=R
         ) as batcher:
             async with anyio.create_task_group() as group:
                 for i in range(12):
@@ -352,3 +352,14 @@ async def test_random_clients(seed: int, max_samples: int, max_wait: float, sile
     assert tally["answered"] > 50
     after = eagle.aio.statistics()
     assert (after.in_flight, after.queued, after.failed) == (before.in_flight, before.queued, before.failed)
+
+
+async def test_large_batches_are_copied_off_the_loop(monkeypatch: pytest.MonkeyPatch, silence: list[object]) -> None:
+    monkeypatch.setattr("eagle.aio.batch._INLINE_BYTES", 0)
+    tally: dict[str, int] = {}
+    with anyio.fail_after(LIMIT_S):
+        async with eagle.Batcher(logistic, max_steps=10**12, max_samples=128, max_wait=0.002, r=R) as batcher:
+            async with anyio.create_task_group() as group:
+                for i in range(12):
+                    group.start_soon(Client(batcher, 77_000 + i, tally).run, 6)
+    assert tally["answered"] > 20
