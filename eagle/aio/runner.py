@@ -347,7 +347,10 @@ class Runner:
         self._free.release()
 
     def stop(self) -> None:
-        """Ask the run in progress to end at its next slice; nothing when there is none."""
+        """Ask the run in progress to end at its next slice; nothing when there is none.
+
+        From any thread, but not from a signal handler: it may have interrupted a thread that holds the lock this takes.
+        """
         run = self._loop.running
         if run is not None and run is not self:
             run.stop()

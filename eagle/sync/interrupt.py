@@ -27,18 +27,27 @@ def interrupt_deferred(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]
     if not in_charge or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield lambda: False
         return
-    interrupted = False
+    stopping: list[Any] = []  # a lock for each Ctrl-C, held until its stop() has returned
+
+    def stop_aside(done: Any) -> None:
+        try:
+            stop()
+        finally:
+            done.release()
 
     def note(signum: int, frame: Any) -> None:
-        nonlocal interrupted
-        interrupted = True
+        done = _thread.allocate_lock()
+        done.acquire()
+        stopping.append(done)
         # Not here: the handler may have interrupted this thread while it holds a lock that stop() needs.
-        _thread.start_new_thread(stop, ())
+        _thread.start_new_thread(stop_aside, (done,))
 
     signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: interrupted
+        yield lambda: bool(stopping)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if interrupted:
+        for done in stopping:
+            done.acquire()  # a stop() that came late would end the next run
+        if stopping:
             raise KeyboardInterrupt

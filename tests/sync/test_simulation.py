@@ -131,7 +131,6 @@ INTERRUPTED = """
 
     n = 3000
     planes = models.endless_planes(n)
-    {before}
     sim = eagle.simulation({model}, **planes, max_steps=10**9)
     sim.runner.host_threads = {threads}
     print("ready", flush=True)
@@ -146,7 +145,6 @@ INTERRUPTED = """
         planes["goal"][:] = planes["x"] + 3.0
         ended = sim.run()
         print(json.dumps([agree, still, ended.done, bool(np.array_equal(planes["x"], planes["goal"]))]), flush=True)
-    {after}
 """
 
 
@@ -168,9 +166,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     ],
 )
 def test_ctrl_c_ends_a_run_that_would_never_end(model: str, threads: str, options: str) -> None:
-    ended = run_script(
-        INTERRUPTED.format(model=model, threads=threads, options=options, before="", after=""), meanwhile=interrupt
-    )
+    ended = run_script(INTERRUPTED.format(model=model, threads=threads, options=options), meanwhile=interrupt)
     assert (ended.status, ended.out) == (0, "[true, true, true, true]\n"), ended
 
 
@@ -191,13 +187,29 @@ def test_ctrl_c_that_nobody_catches_ends_the_process() -> None:
 
 @posix
 def test_a_handler_of_the_program_stays_in_charge() -> None:
-    before = 'signal.signal(signal.SIGINT, lambda *_: print("mine", flush=True) or sim.runner.stop())'
-    after = 'print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, planes["x"].max() > 0)'
     ended = run_script(
-        INTERRUPTED.format(model="models.climb", threads="None", options="", before=before, after=after),
-        meanwhile=interrupt,
+        """
+        import signal, threading, time
+        import eagle.sync as eagle
+        from tests.helpers import models
+
+        def mine(*_):
+            print("mine", flush=True)
+            threading.Thread(target=sim.runner.stop).start()
+
+        def raise_it():
+            while not planes["c"].any():
+                time.sleep(0.001)
+            signal.raise_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGINT, mine)
+        planes = models.endless_planes(3000)
+        sim = eagle.simulation(models.climb, **planes, max_steps=10**9)
+        threading.Thread(target=raise_it).start()
+        print(sim.run().status, signal.getsignal(signal.SIGINT) is mine)
+        """
     ).check()
-    assert ended.out == "mine\nFalse True\n"
+    assert ended.out == "mine\nmax_steps True\n"
 
 
 @posix
@@ -291,3 +303,18 @@ def test_an_interrupt_before_the_run_begins_is_not_lost(monkeypatch: pytest.Monk
     planes["goal"][:] = 2.0
     assert runner.run().done
     assert np.array_equal(planes["c"], planes["goal"])
+
+
+@posix
+def test_a_stop_that_is_slow_never_reaches_the_next_run() -> None:
+    left = []
+
+    def stop() -> None:
+        time.sleep(0.05)
+        left.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        with interrupt_deferred(stop):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+    assert left == [1, 1]
