@@ -61,8 +61,9 @@ class Batcher:
     through the host); requests of different sides go to different batches.
 
     Leaving the block answers everything first. An exception in the block, or a cancellation, stops what runs: requests
-    that still wait get a `StateError`. At most 16 batches are in flight. The batch arrays are kept until the block is
-    left.
+    that still wait get a `StateError`. At most 16 batches are in flight; they take no token of a limiter. The batch
+    arrays are kept until the block is left. In `eagle.aio.statistics()` a request is queued until its batch starts, and
+    a batch is one run.
 
     Args:
         model: A hawk kernel, a plan of `deploy`, or a list of them: one step, in order.
@@ -122,7 +123,11 @@ class Batcher:
         if self._state != "new":
             raise StateError(f"{self!r} was entered before; make a new Batcher for a new block")
         self._state = "entered"
-        self._intake = await anyio.to_thread.run_sync(self._build, abandon_on_cancel=True)
+        try:
+            self._intake = await anyio.to_thread.run_sync(self._build, abandon_on_cancel=True)
+        except BaseException:
+            self._state = "closed"
+            raise
         self._name = self._intake.step.name
         self._token, self._box = anyio.lowlevel.current_token(), mailbox()
         self._group = anyio.create_task_group()
