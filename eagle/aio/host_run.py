@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SLICE_NS = 5_000_000  # half the promised 10 ms: a call that is mispredicted by a factor of two still keeps the promise
 _PUBLISH_NS = 20_000_000
+_NOTE_NS = 8_000_000
 _CACHE_BYTES = 512 * 1024  # a share of a core's second-level cache that a range's planes may fill
 _MIN_RANGE = 256  # hawk's tile: smaller ranges leave vector lanes empty
 _MAX_RANGE = 16_384
@@ -45,6 +46,7 @@ class Range:
     launches: int = 0
     last_k: int = 1
     packed: PackedRange | None = None
+    noted_ns: int = 0
     by_k: dict[int, int] = field(default_factory=dict)
 
     def note(self, k: int) -> None:
@@ -210,13 +212,21 @@ class RangesRun(HostRun):
         """Run the range until it is finished, the cap is reached, or the slice is over."""
         with self.loop.borrowed_calls() as calls, tracing.block("host", "slice", simulation=self.loop.name):
             over = self._advance(piece, calls)
-        settled = self.loop.settled
-        if settled is not None:
-            if piece.packed is not None:
-                piece.packed.put_finished()
-            samples = slice(piece.base, piece.base + piece.count)
-            settled[samples] = True if over else self.loop.mask[samples]
+        if self.loop.settled is not None:
+            self._note_settled(piece, self.loop.settled, over)
         return over
+
+    def _note_settled(self, piece: Range, settled: np.ndarray[Any, Any], over: bool) -> None:
+        """Note the samples of a range that nothing will touch any more; every other slice, since it costs some gathers."""
+        now = perf_counter_ns()
+        if not over and now - (piece.noted_ns or now) < _NOTE_NS:
+            piece.noted_ns = piece.noted_ns or now
+            return
+        piece.noted_ns = now
+        if piece.packed is not None:
+            piece.packed.put_finished()
+        samples = slice(piece.base, piece.base + piece.count)
+        settled[samples] = True if over else self.loop.mask[samples]
 
     def _advance(self, piece: Range, calls: Calls) -> bool:
         loop, pacing = self.loop, self._pacing

@@ -30,7 +30,7 @@ class PackedRange:
         index: Their sample numbers, ascending int64.
     """
 
-    __slots__ = ("_arrays", "_index", "_loop", "calls", "mask")
+    __slots__ = ("_arrays", "_index", "_loop", "_shown", "calls", "mask")
 
     def __init__(self, loop: HostLoop, index: np.ndarray[Any, Any]) -> None:
         self._loop = loop
@@ -41,6 +41,7 @@ class PackedRange:
             if plane.arg.per_sample
         }
         self.mask = np.zeros(index.size, np.bool_)
+        self._shown = np.zeros(index.size, np.bool_)
         self._bind()
 
     @property
@@ -63,11 +64,15 @@ class PackedRange:
         self._index = self._index[stay]
         self._arrays = {name: np.take(array, stay, axis=-1) for name, array in self._arrays.items()}
         self.mask = np.zeros(stay.size, np.bool_)
+        self._shown = np.zeros(stay.size, np.bool_)
         self._bind()
 
     def put_finished(self) -> None:
-        """Show the finished samples in their places, too; nothing moves in here."""
-        self._scatter(np.flatnonzero(self.mask))
+        """Show the samples that have finished since the last time in their places, too; nothing moves in here."""
+        new = np.flatnonzero(self.mask & ~self._shown)
+        if new.size:
+            self._scatter(new)
+            self._shown[new] = True
 
     def put_back(self) -> None:
         """Put every sample back; the range is as if it had never been packed."""
