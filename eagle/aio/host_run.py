@@ -217,7 +217,7 @@ class RangesRun(HostRun):
         return over
 
     def _note_settled(self, piece: Range, settled: np.ndarray[Any, Any], over: bool) -> None:
-        """Note the samples of a range that nothing will touch any more; not every slice, since it costs some gathers."""
+        """Note which samples of a range nothing will touch any more; not every slice, since it costs some gathers."""
         now = perf_counter_ns()
         if not over and now - (piece.noted_ns or now) < _NOTE_NS:
             piece.noted_ns = piece.noted_ns or now
