@@ -28,7 +28,7 @@ _SELF_TEST_S = 180.0
 _NEEDED = ("numpy", "anyio", "uvloop", "raptor-core")
 _OPTIONAL = (
     ("raptor-hawk", "kernels are written and built with it", "eagle-aio[hawk]"),
-    ("cuda-core", "CUDA graphs", "eagle-aio[cuda12] or [cuda13]"),
+    ("cuda-core", "CUDA graphs", "eagle-aio[cuda12]' or '[cuda13]"),
     ("tqdm", "progress bars", "eagle-aio[progress]"),
     ("matplotlib", "plots of the examples", "eagle-aio[plot]"),
     ("torch", "its tensors pass through DLPack", None),

@@ -258,6 +258,9 @@ class Simulation:
     def progress(self, interval: float = 0.1) -> AsyncIterator[Progress]:
         """Follow the run in progress, or the next one: ``async for p in sim.progress(): ...``. Starts nothing.
 
+        Which run that is, is settled by this call: make the iterator before the run begins, and hand it to the task
+        that follows. A task that calls this itself may start only when a short run is over, and waits for the next.
+
         Args:
             interval: Seconds between two values.
 
