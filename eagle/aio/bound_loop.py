@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from eagle.kernels.step import Step
 
 DEFAULT_OPS = 100  # of a kernel whose sidecar counts none
+UNCOUNTED_OPS = 100_000  # of an automatic kernel that counts none, because it loops: its first call must be a short one
 MIN_EVERY = 4
 DEFAULT_EVERY = 16
 MOST_ITERATIONS = 2**32 - 1  # a loop counts its iterations in a uint32
@@ -254,7 +255,8 @@ class BoundLoop:
     def ops(self) -> int:
         """Operations of one step of one sample, as the sidecars count them."""
         counts = [plan.sidecar.meta.get("step_ops") for plan in self.step.plans]
-        return sum(int(count) if isinstance(count, (int, float)) and count > 0 else DEFAULT_OPS for count in counts)
+        unknown = UNCOUNTED_OPS if self.auto else DEFAULT_OPS
+        return sum(int(count) if isinstance(count, (int, float)) and count > 0 else unknown for count in counts)
 
     def reset(self) -> None:
         """Nobody has finished: clear mask, counter and active set. The state is the caller's to seed."""

@@ -128,6 +128,18 @@ def test_a_fixed_kernel_keeps_its_count(policy: str) -> None:
     assert {pacing.first(1), pacing.first(10**6), pacing.next(4, 1, 0), pacing.next(4, 9, 10**10)} == {4}
 
 
+def test_a_kernel_whose_operations_nobody_counts_begins_with_one_step() -> None:
+    """Its step may be a loop of any length: 64 of them in the first call took 13 s, and a cancel had to wait."""
+    n = 2000
+    planes = {"x": np.zeros(n), "c": np.zeros(n), "last": np.full(n, 5.0)}
+    runner = eagle.sync.until_done(eagle.deploy(models.looping), max_steps=10, **planes)
+    assert runner.bound.step.plans[0].sidecar.meta.get("step_ops") is None
+    for policy in POLICIES:
+        assert Pacing(policy, 1, 64, runner.bound.ops, automatic=True).first(256) == 1
+    assert runner.run().done
+    assert np.array_equal(planes["c"], planes["last"])
+
+
 def test_long_calls_get_shorter_and_short_ones_longer() -> None:
     pacing = Pacing("auto", 1, 64, 100, automatic=True)
     assert pacing.next(100, 1, 1_000) == 200

@@ -91,6 +91,17 @@ def double(x: Mutable[Scalar], c: Mutable[Scalar], terminated: Terminated):
 
 
 @hawk.kernel
+def looping(x: Mutable[Scalar], c: Mutable[Scalar], last: Scalar, terminated: Terminated):
+    s = x
+    for _ in range(20_000):
+        s = 0.5 * s + 0.5
+    x = s
+    c1 = c + 1.0
+    c = c1
+    terminated = c1 >= last
+
+
+@hawk.kernel
 def numbered(x: Mutable[Scalar], c: Mutable[Scalar], last: Scalar, terminated: Terminated):
     x = x + hm.real(hm.sample_index())
     c1 = c + 1.0
