@@ -13,7 +13,7 @@ POLICIES = get_args(Policy)
 
 NS_PER_OP = 0.5  # a first guess of one scalar operation; measured calls take over from the second on
 STEP_NS = 1_000_000  # one step of a range should take no longer than that
-_SHORT_NS = 300_000  # below that a call is lengthened: some microseconds of Python stand between two calls
+_SHORT_NS = 600_000  # below that a call is lengthened: Python and cold planes cost tens of microseconds a call
 _LONG_NS = 3_000_000  # above that it is shortened: a slice is 5 ms
 _PROBE_EVERY = 64  # sweeps of one step between two probes of the fused side
 
