@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from raptor.schema.blocks import NEURAL_BLOCK_PATTERN
+
+from eagle.errors import ArtifactError
 from eagle.kernels.build import cache_root, is_hawk_kernel, unit_key
 from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.plan import Plan
@@ -157,6 +160,10 @@ def _from_unit(unit: Any) -> tuple[Plugin, ...]:
             f"got {type(unit).__name__} {unit!r:.80}"
         )
     loaded = read_unit(Path(folder))
+    if loaded.manifest.pattern == NEURAL_BLOCK_PATTERN:
+        raise ArtifactError(f"{loaded.manifest.path} describes a neural layer; read it with eagle.load_manifest")
+    if not loaded.sidecars:
+        raise ArtifactError(f"{loaded.manifest.path} has no enabled kernel; there is nothing to run")
     formats = {entry.format for entry in loaded.manifest.entries if entry.enabled}
     targets = tuple({"host" if format_ == "host" else "cuda" for format_ in formats})
     bundle = Bundle((), "float64", None, targets)

@@ -133,7 +133,7 @@ def _shared_args(plans: Sequence[Plan]) -> dict[str, Arg]:
 
 def _kind(arg: Arg) -> str:
     if arg.role == "uniform":
-        return "number"
+        return "number" if arg.dtype.kind == "f" else "whole number"
     if not arg.per_sample:
         return f"shared {arg.dtype} plane"
     width = f" of {arg.width} components" if arg.shape else ""

@@ -19,7 +19,7 @@ from eagle.kernels.build import cache_root, require_compiler, unit_key
 from eagle.kernels.fork_lock import ForkLock
 from tests.helpers import models
 from tests.helpers.child import run_script
-from tests.helpers.units import copy_of
+from tests.helpers.units import copy_of, edit, restamp
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,6 +127,18 @@ def test_bad_targets(targets: Any) -> None:
 def test_bad_precision(word: Any) -> None:
     with pytest.raises(ValueError, match="scalar_type="):
         eagle.deploy(models.affine, scalar_type=word or "none")
+
+
+def test_a_unit_without_a_kernel_to_run(tmp_path: Path) -> None:
+    folder = copy_of(eagle.deploy(models.affine), tmp_path / "unit")
+    edit(folder / "manifest.json", lambda d: d["plugins"][0].update(enabled=False))
+    restamp(folder)
+    with pytest.raises(eagle.ArtifactError, match="no enabled kernel"):
+        eagle.deploy(folder)
+    edit(folder / "manifest.json", lambda d: d.update(pattern="neural_block"))
+    restamp(folder)
+    with pytest.raises(eagle.ArtifactError, match=r"eagle\.load_manifest"):
+        eagle.deploy(folder)
 
 
 @pytest.mark.parametrize("option", [{"targets": ("host",)}, {"scalar_type": "float64"}, {"cache_dir": "x"}])

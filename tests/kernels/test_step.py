@@ -65,6 +65,13 @@ def test_one_name_of_two_kinds_is_refused() -> None:
         step_of(plans(models.affine, models.newton))
 
 
+def test_a_whole_number_and_a_real_one_are_two_kinds() -> None:
+    with pytest.raises(
+        ValueError, match="'k' is a whole number in count_up and a float64 plane per sample in logistic"
+    ):
+        step_of(plans(models.count_up, models.logistic))
+
+
 def test_names_are_checked_before_anything_is_bound(walk: Any) -> None:
     check_names(walk, {"x": 0, "r": 0, "goal": 0, "sq": 0}, mask=False)
     check_names(walk, {"terminated": 0}, mask=True)
