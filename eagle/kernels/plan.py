@@ -98,6 +98,7 @@ class Plan:
         residency = residency_of(planes.items())
         given = {name: value for name, value in planes.items() if name not in RESERVED}
         bound = bind_planes(self.sidecar.args, given, xp=residency.xp, extents=self.signature.extents)
+        self.sidecar.check_samples(bound.n)
         words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
         words |= {
             name: self._word(name, planes[name], words[name]) for name in words if name in planes and name in RESERVED
@@ -150,6 +151,7 @@ class Plan:
         values = {arg.name: self._converted(arg, given[arg.name], xp) for arg in self.sidecar.args if arg.name in given}
         self._separate(values, xp)
         bound = bind_planes(self.sidecar.args, values, xp=xp, extents=self.signature.extents)
+        self.sidecar.check_samples(bound.n)
         words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
         BoundPlan(self, bound, words, self.side(residency)).launch()
         bound.write_back()

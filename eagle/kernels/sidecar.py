@@ -7,6 +7,7 @@ raptor-core owns the schema and checks it; what this file adds is the refusal of
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,38 @@ class Sidecar:
     def arg(self, name: str) -> Arg | None:
         """The argument of that name, or None."""
         return next((arg for arg in self.args if arg.name == name), None)
+
+    @property
+    def grid(self) -> tuple[tuple[str | None, int | None], ...]:
+        """Axes of the lanes, slowest first, each with its fixed extent or None: ((None, None),) for plain samples."""
+        axes = self._lane_space.get("axes") or ()
+        return tuple((axis.get("label"), axis.get("extent")) for axis in axes)
+
+    @property
+    def group(self) -> int:
+        """Lanes that stay together whatever is dropped or moved."""
+        return int(self._lane_space.get("group") or 1)
+
+    @property
+    def _lane_space(self) -> Mapping[str, Any]:
+        space: Mapping[str, Any] = (self.meta.get("launch") or {}).get("lane_space") or {}
+        return space
+
+    def check_samples(self, n: int) -> None:
+        """Refuse a batch that does not fill the grid a kernel runs over.
+
+        Raises:
+            ValueError: ``n`` is no multiple of the grid's fixed extents, or not their product where all are fixed.
+        """
+        fixed = [extent for _, extent in self.grid if extent is not None]
+        if not fixed:
+            return
+        points = math.prod(fixed)
+        closed = len(fixed) == len(self.grid)
+        if n % points or (closed and n != points):
+            axes = ", ".join(f"{label}:{extent or '?'}" for label, extent in self.grid)
+            whole = str(points) if closed else f"a multiple of {points}"
+            raise ValueError(f"{self.name!r} runs over the grid ({axes}), so it takes {whole} samples; got {n}")
 
     @property
     def active_set(self) -> bool:

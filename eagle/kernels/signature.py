@@ -67,6 +67,8 @@ def signature_of(sidecar: Sidecar, kernel: Any = None) -> Signature:
         if name in outputs and f"{name}_0" in sums:
             parts[name] = tuple(f"{name}_{i}" for i in range(math.prod(plane.ttype.shape)))
             extents.update(dict.fromkeys(parts[name], 1))
+        if getattr(plane, "grid", ()):
+            continue  # the lane's own coordinates, which nobody passes
         if plane.form != "terminated" and name not in outputs and name not in hidden and name != mask:
             names.append(name)
     known = {arg.name for arg in sidecar.args}

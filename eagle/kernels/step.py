@@ -82,6 +82,12 @@ def step_of(plans: Sequence[Plan]) -> Step:
         raise ValueError(
             f"the kernels of a step share one active-set guard, and here {listed}; build all with or without"
         )
+    grouped = [f"{s.name} (group={s.group})" for s in masked if s.active_set and s.group > 1]
+    if grouped:
+        raise ValueError(
+            f"{', '.join(grouped)} drops finished samples in whole groups, which eagle's active set does not do; "
+            "build it with group=1, or without Guard(active_set=True)"
+        )
     if len(plans) > 1:
         several = [s.name for s in finishing if s.finish is not None and s.finish.steps not in (1, "auto")]
         if several:
@@ -108,6 +114,7 @@ def step_of(plans: Sequence[Plan]) -> Step:
 
 def _placed(plans: Sequence[Plan]) -> bool | None:
     answers = {plan.plugin.placed for plan in plans}
+    answers |= {True for p in plans if p.sidecar.group > 1 or any(extent for _, extent in p.sidecar.grid)}
     return True if True in answers else None if None in answers else False
 
 
@@ -211,6 +218,8 @@ def bind_step(
     values = {name: value for name, value in given.items() if name in step.args}
     args = [replace(arg, readonly=True) if read_only else arg for arg in step.args.values()]
     planes = bind_planes(args, values, xp=residency.xp, layout=layout, extents=extents)
+    for plan in step.plans:
+        plan.sidecar.check_samples(planes.n)
     limit = MAX_MAPPED_SAMPLES if step.active_set else MAX_SAMPLES
     if planes.n > limit:
         raise ValueError(f"{planes.n:,} samples: at most {limit:,} fit the counters of {step.name}; split the batch")

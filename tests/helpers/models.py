@@ -8,7 +8,22 @@ from typing import Any
 import hawk
 import hawk.math as hm
 import numpy as np
-from hawk import Index, Int32, Kernel, Matrix, Mutable, Param, Scalar, Table, Terminated, Vector, Wide, WideOut
+from hawk import (
+    Grid,
+    Index,
+    Int32,
+    Kernel,
+    Matrix,
+    Mutable,
+    Param,
+    Scalar,
+    Staged,
+    Table,
+    Terminated,
+    Vector,
+    Wide,
+    WideOut,
+)
 from hawk.diff import vjp
 from hawk.ext import Guard, Kind
 
@@ -223,6 +238,37 @@ def pair(x: Scalar):
 @hawk.kernel
 def named(x: Scalar):
     return {"up": x + 1.0, "twice": 2.0 * x}
+
+
+@hawk.kernel
+def gridded(lane: Grid["channel", "point":8], x: Scalar, y: Mutable[Scalar]):  # noqa: F821
+    y = x + 100.0 * hm.real(lane.channel) + hm.real(lane.point)
+
+
+@hawk.kernel
+def filled(lane: Grid["channel":2, "point":8], x: Scalar, y: Mutable[Scalar]):  # noqa: F821
+    y = x
+
+
+@hawk.kernel
+def staged(feature: Staged[Vector[3], 5], k: Index, y: Mutable[Scalar]):
+    y = feature.at(plane=1, sample=k)
+
+
+@hawk.kernel(group=32)
+def climb_grouped(x: Mutable[Scalar], c: Mutable[Scalar], goal: Scalar, r: Param, terminated: Terminated):
+    up = x + r
+    x = up
+    c = c + 1.0
+    terminated = up >= goal
+
+
+@hawk.kernel(kind=LISTED, steps=1, group=32)
+def climb_grouped_listed(x: Mutable[Scalar], c: Mutable[Scalar], goal: Scalar, r: Param, terminated: Terminated):
+    up = x + r
+    x = up
+    c = c + 1.0
+    terminated = up >= goal
 
 
 @hawk.kernel

@@ -119,6 +119,30 @@ def test_float32() -> None:
         plan(x, 1e300, 1.0)
 
 
+def test_grids() -> None:
+    lanes = np.arange(24.0)
+    want = 100.0 * (np.arange(24) // 8) + np.arange(24) % 8
+    for call in both(models.gridded):
+        assert np.array_equal(call(x=np.zeros(24)), want)
+        with pytest.raises(
+            ValueError, match=r"grid \(channel:\?, point:8\), so it takes a multiple of 8 samples; got 23"
+        ):
+            call(x=np.zeros(23))
+    assert np.array_equal(models.filled(lanes[:16]), lanes[:16])
+    for n in (8, 24, 7):
+        with pytest.raises(ValueError, match=f"so it takes 16 samples; got {n}"):
+            models.filled(np.zeros(n))
+    with pytest.raises(ValueError, match="'lane'"):
+        models.gridded(lane=np.zeros(16), x=np.zeros(16))
+
+
+def test_staged_planes() -> None:
+    feature = np.arange(15.0).reshape(3, 5)
+    assert models.staged(feature, np.array([0, 4])).tolist() == [5.0, 9.0]
+    with pytest.raises(ValueError, match="'feature' is declared with 15 elements"):
+        models.staged(feature[:, :4].copy(), np.array([0, 3]))
+
+
 # ---- what a call gives back ------------------------------------------------------------------------------------------
 
 
