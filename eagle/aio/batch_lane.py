@@ -70,7 +70,7 @@ class Lane:
     def put(self, request: Request) -> None:
         """Let a request wait for a batch."""
         counters.queued()
-        if request.n > self._max_samples:
+        if request.n > self._max_samples or not request.n:  # the small ones are counted in samples
             self._large.append(request)
         else:
             self._waiting.append(request)
@@ -120,6 +120,7 @@ class Lane:
             self.broken = True
             self.fail(error)
         except BaseException:
+            self.broken = True
             self.fail(closed_by_error())
             raise
 

@@ -236,9 +236,11 @@ class Batcher:
         return lane
 
     async def _serve(self, lane: Lane, device: int | None) -> None:
-        await lane.serve()
-        if lane.broken and self._lanes.get(device) is lane:
-            del self._lanes[device]  # the next request tries again
+        try:
+            await lane.serve()
+        finally:
+            if lane.broken and self._lanes.get(device) is lane:
+                del self._lanes[device]  # the next request tries again
 
 
 def _has_parameter(model: Any, name: str) -> bool:

@@ -313,8 +313,9 @@ class Completion(Generic[T]):
     def _call_back_elsewhere(self) -> None:
         try:
             workers.start(self._call_back)
-        except StateError:  # the interpreter is exiting
-            pass
+        except StateError:
+            if not workers.is_closing():  # no thread can be had: better in this one than never
+                self._call_back()
 
     def _call_back(self) -> None:
         while True:

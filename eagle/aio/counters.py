@@ -3,9 +3,9 @@
 The modules that run things call the hooks; `statistics` reads them. A unit of work (a replay, a run, a batch) goes
 through these states, one hook a transition::
 
-    queued() -> [queued] -> issued(waited=True) -> [in flight] -> finished("done" | "failed" | "cancelled")
-                [queued] -> dropped("cancelled" | "failed")        it never began
-    issued()            -> [in flight] -> finished(...)            it began at once
+    queued() -> [queued] -> admitted(), issued() -> [in flight] -> finished("done" | "failed" | "cancelled")
+                [queued] -> dropped("cancelled" | "failed")         it never began
+    issued()            -> [in flight] -> finished(...)             it began at once
 
 Totals are Python ints and exact. A forked child starts from zero: the parent's work is not its own.
 """
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = (
     "Outcome",
@@ -33,7 +32,6 @@ __all__ = (
     "issued",
     "outcome_of",
     "queued",
-    "running",
     "statistics",
     "woken",
 )
@@ -167,13 +165,11 @@ def queued() -> None:
         counts.queued += 1
 
 
-def issued(*, waited: bool = False) -> None:
-    """Count a unit that begins now; `waited` says that `queued` was called for it."""
+def issued() -> None:
+    """Count a unit that begins now."""
     counts = _counts
     with counts.lock:
         counts.in_flight += 1
-        if waited:
-            counts.queued -= 1
 
 
 def admitted() -> None:
@@ -224,27 +220,6 @@ def outcome_of(error: BaseException | None) -> Outcome:
     if error is None:
         return "done"
     return "failed" if isinstance(error, Exception) else "cancelled"
-
-
-class running:
-    """Count the block as one unit in flight; its outcome is how the block ends.
-
-    Args:
-        waited: `queued` was called for it.
-    """
-
-    __slots__ = ("_waited",)
-
-    def __init__(self, *, waited: bool = False) -> None:
-        self._waited = waited
-
-    def __enter__(self) -> None:
-        issued(waited=self._waited)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        finished(outcome_of(error))
 
 
 def statistics() -> Statistics:

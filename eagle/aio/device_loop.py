@@ -206,6 +206,7 @@ class DeviceLoop(BoundLoop):
             steps: list[Callable[[], object]] = [count_mask(self.kernel_mask, self.cells, self.device).launch]
             if self.active is not None:
                 self.active.prepare_compaction()
+                steps.append(self.active.compact)  # an edited mask may hold as many live samples, but others
             if self.auto:
                 steps.append(self._pace_begin.launch)
             steps += [self.loop, self.iterations.fetch]

@@ -12,7 +12,7 @@ import numpy as np
 from eagle.aio.ordering import OrderedPlanes
 from eagle.aio.progress import Meter
 from eagle.aio.report import RunReport
-from eagle.kernels.device import has_failed
+from eagle.kernels.device import check_device, has_failed
 
 if TYPE_CHECKING:
     from eagle.aio.completion import Completion
@@ -52,6 +52,8 @@ class DeviceRun(ABC):
     @property
     def reported(self) -> RunReport:
         """The report of a run that has ended."""
+        if self.report is None:
+            check_device(self.loop.device)  # another user of the device met its fault after this run's last launch
         assert self.report is not None, "a run that was closed without an error has a report"
         return self.report
 

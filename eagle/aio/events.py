@@ -196,6 +196,7 @@ def _after_fork() -> None:
 
 
 poller.before_polling(_relax_this_thread)
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 counters.count_pooled_with(_pooled)

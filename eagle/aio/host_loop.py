@@ -108,9 +108,9 @@ class HostLoop(BoundLoop):
         """Set the per-run counts; called before a run is started."""
         self.compactions = 0
         self._reorders_before = self._reorders()
-        if self.active is not None and int(self.active.count[0]) != self.n - self.sync_counter():
-            self.active.compact()
         self._compacted_at = self.sync_counter()
+        if self.active is not None:  # an edited mask may hold as many live samples as before, but others
+            self.active.compact()
 
     def sync_counter(self) -> int:
         """Set the counter to the mask, which the caller may have edited; returns the samples finished."""

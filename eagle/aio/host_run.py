@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,19 +114,26 @@ class HostRun(Job[Range]):
         Args:
             join: Whether the calling thread works on it too; it may have ended when this returns.
         """
-        if self._begun:
-            return None
-        self._begun = True
-        counters.issued()
-        self._begin(join)
+        with self._lock:
+            if self._begun or self._ended:
+                return None
+            self._begun = True
+            counters.issued()
+            self.loop.watchers.begin(self._meter.read(self.already))
+        try:
+            (team().join if join else team().submit)(self)
+        except BaseException as error:  # no thread could be had: nothing of the run is begun
+            self._error = error
+            self.give_up()
+            raise
         return self.completion
 
     def close(self) -> None:
-        """Nothing is left to do when the completion has settled."""
-
-    def _begin(self, join: bool) -> None:
-        self.loop.watchers.begin(self._meter.read(self.already))
-        (team().join if join else team().submit)(self)
+        """Wait for a run that nobody waited for (its coroutine was thrown away): a slice at most."""
+        if self._begun and not self.completion.done():
+            self.stop()
+            while not self.completion.done():
+                sleep(1e-4)
 
     def end(self, error: BaseException | None) -> None:
         """Leave arrays, mask and counters agreeing, and settle."""
@@ -134,10 +141,12 @@ class HostRun(Job[Range]):
             self.settle_planes()
             self.report = self.result()
             self.loop.leave()
-            self.loop.watchers.end(self._meter.read(self.report.finished, self._taken))
+            if self._begun:
+                self.loop.watchers.end(self._meter.read(self.report.finished, self._taken))
         except BaseException as caught:  # the completion must settle whatever happens
             error = error or caught
-        counters.finished("failed" if error else "cancelled" if self.stopping else "done")
+        if self._begun:
+            counters.finished("failed" if error else "cancelled" if self.stopping else "done")
         self.completion.settle(error)
 
     def settle_planes(self) -> None:

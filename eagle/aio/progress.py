@@ -76,10 +76,6 @@ class Meter:
         self._clock = clock
         self._began = clock() if began is None else began
 
-    def advance(self, steps: SupportsIndex) -> None:
-        """Add sample-steps; NumPy's fixed-width integers become Python's first, so no sum wraps."""
-        self._steps += operator.index(steps)
-
     def read(self, finished: SupportsIndex, steps: SupportsIndex | None = None) -> Progress:
         """Return the figures now.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import numpy as np
 
 from eagle.aio import tracing
 from eagle.aio.completion import leave_when_done
@@ -81,12 +82,25 @@ class RunOptions:
             raise TypeError(
                 f"priority={priority!r}: expected an int (a CUDA stream priority, lower is more urgent) or None"
             )
-        if progress not in (True, False, None):
-            raise TypeError(f"progress={progress!r}: expected True or False")
         self.limiter = limiter
         self.priority = priority
         self.order = order
-        self.progress = bool(progress)
+        self.progress = check_progress(progress)
+
+
+def check_progress(value: object) -> bool:
+    """Whether a progress bar is wanted.
+
+    Raises:
+        TypeError: ``progress`` is neither a bool nor None.
+    """
+    if value is None:
+        return False
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError(
+        f"progress={value!r}: expected True or False; True shows a bar, and sim.progress() gives the figures to code"
+    )
 
 
 class Runner:
@@ -285,7 +299,7 @@ class Runner:
         limiter = self.options.limiter or default_limiter(self.target)
         self.claim()
         try:
-            if progress or self.options.progress:
+            if check_progress(progress) or self.options.progress:
                 self._loop.watchers.display = await anyio.to_thread.run_sync(Display, self._loop.name)
             admission = Admission(limiter, self._loop.name)
             if not admission.at_once():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-__all__ = ("IDLE_S", "LIMIT", "WorkQueue", "blocking", "start")
+__all__ = ("IDLE_S", "LIMIT", "WorkQueue", "blocking", "is_closing", "start")
 
 LIMIT = 256
 IDLE_S = 5.0
@@ -252,7 +252,11 @@ class _Pool:
             if self.closing:
                 self.ended.notify_all()
             elif change > 0 and self.waiting and self.threads - self.lent < LIMIT:
-                self._grow(self.waiting.popleft())
+                queue = self.waiting.popleft()
+                try:
+                    self._grow(queue)
+                except StateError:  # no thread can be had: the next one that is free takes it
+                    self.waiting.appendleft(queue)
 
     def close(self) -> None:
         """Drop what has not begun and wait for what runs; threads that wait for dropped work are not waited for."""
@@ -289,6 +293,11 @@ def start(job: Callable[[], object], stop: Callable[[], object] | None = None) -
         StateError: The interpreter is exiting, or no thread could be started.
     """
     WorkQueue().put(job, stop=stop)
+
+
+def is_closing() -> bool:
+    """Whether the interpreter exits, so that nothing more is taken."""
+    return _pool.closing
 
 
 def blocking() -> AbstractContextManager[None]:

@@ -174,11 +174,6 @@ def is_cupy(x: object) -> bool:
     return cupy is not None and isinstance(x, getattr(cupy, "ndarray", ()))
 
 
-def device_of(array: Any) -> int:
-    """The id of the device that holds a CuPy array."""
-    return int(array.device.id)
-
-
 def _lanes_per_sm(major: int, minor: int) -> int:
     known = [lanes for capability, lanes in _LANES_PER_SM.items() if capability <= (major, minor)]
     return known[-1] if known else 128
@@ -323,4 +318,5 @@ def _after_fork() -> None:
     _probe.cache_clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -86,6 +86,11 @@ class Job(ABC, Generic[P]):
         if last:
             self.end(self._error)
 
+    def give_up(self) -> None:
+        """Stop the job in the middle of a round: no thread will work on it any more."""
+        self.whole_rounds = False
+        self.stop()
+
     def work(self) -> bool:
         """Work on one piece for a slice; False when there was none to take."""
         with self._lock:
@@ -177,7 +182,7 @@ class Team:
             return
         with self._condition:
             if self._closing:
-                job.stop()
+                job.give_up()
                 return
             if job.queued:
                 return
@@ -237,7 +242,7 @@ class Team:
         with self._condition:
             self._closing = True
             for job in self._jobs:
-                job.stop()
+                job.give_up()
             self._jobs.clear()
             self._condition.wait_for(lambda: self._busy == 0, EXIT_WAIT_S)
 

@@ -40,7 +40,10 @@ def interrupt_deferred(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]
         done.acquire()
         stopping.append(done)
         # Not here: the handler may have interrupted this thread while it holds a lock that stop() needs.
-        _thread.start_new_thread(stop_aside, (done,))
+        try:
+            _thread.start_new_thread(stop_aside, (done,))
+        except RuntimeError:  # the system's limit of threads: this Ctrl-C shows when the run has ended
+            done.release()
 
     signal.signal(signal.SIGINT, note)
     try:

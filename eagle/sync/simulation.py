@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from eagle.aio.completion import wait_to_end
 from eagle.aio.display import Display
 from eagle.aio.runner import Runner as AsyncRunner
+from eagle.aio.runner import check_progress
 from eagle.aio.runner import run_until_done as async_run_until_done
 from eagle.aio.runner import until_done as async_until_done
 from eagle.aio.simulation import Simulation as AsyncSimulation
@@ -52,7 +53,7 @@ class Runner(AsyncRunner):
         """`run` for a caller that has refused a running loop already."""
         self.claim()
         try:
-            if progress or self.options.progress:
+            if check_progress(progress) or self.options.progress:
                 self.bound.watchers.display = Display(self.bound.name)
             with token_of(self.options.limiter):
                 # On the host this thread works on the run itself; for a device it only waits.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import math
@@ -18,7 +19,7 @@ import eagle
 from eagle.errors import StateError
 from tests.helpers.batch_cases import CASES
 from tests.helpers.batch_models import climb_request, climbed, drift, stair, waiting
-from tests.helpers.models import arrived, climb, glide, move
+from tests.helpers.models import arrived, climb, glide, move, numbered
 
 if TYPE_CHECKING:
     import pathlib
@@ -134,6 +135,25 @@ async def test_nothing_in_nothing_out_at_once() -> None:
     assert (result.n, result.done, result.status, result.steps) == (0, True, "finished", 0)
     assert (result.p.shape, result.k.shape, result.finished.shape) == ((3, 0), (0,), (0,))
     assert result.finished.dtype == bool
+
+
+async def test_nothing_in_of_a_kernel_that_runs_alone() -> None:
+    async with eagle.Batcher(numbered, max_steps=5) as batcher:
+        with anyio.fail_after(LIMIT_S):
+            result = await batcher.simulate(x=np.zeros(0), c=np.zeros(0), last=np.zeros(0))
+    assert (result.n, result.status) == (0, "finished")
+
+
+async def test_a_request_after_an_outer_cancellation_does_not_wait_for_ever() -> None:
+    """Clean-up of a cancelled block, shielded, still asks: it is answered, or told that the Batcher is closed."""
+    with anyio.CancelScope() as outer:
+        async with climbing() as batcher:
+            await batcher.simulate(**climb_request(3, 1))
+            outer.cancel()
+            with anyio.CancelScope(shield=True), anyio.fail_after(LIMIT_S):
+                await anyio.sleep(0.01)
+                with contextlib.suppress(StateError):
+                    assert (await batcher.simulate(**climb_request(3, 1))).n == 3
 
 
 # ---- results --------------------------------------------------------------------------------------------------------

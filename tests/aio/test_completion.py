@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from eagle.aio import completion as completions
+from eagle.aio import workers
 from eagle.aio.completion import Completion, drive, leave_when_done, wait_to_end
 from eagle.errors import LoopRunning, StateError
 from tests.helpers.steps import until, until_blocking
@@ -244,6 +245,19 @@ class TestCallbacks:
         until_blocking(lambda: called)
         with pytest.raises(SystemExit):
             completion.add_done_callback(leave)
+        completion.add_done_callback(called.append)
+        until_blocking(lambda: len(called) == 2)
+
+    def test_without_a_thread_to_be_had_they_are_called_all_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(job: Any) -> None:
+            raise StateError("no thread could be started")
+
+        completion, called = Completion(1), []
+        completion.add_done_callback(called.append)
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "start", refuse)
+            completion.settle()
+            assert called == [completion]
         completion.add_done_callback(called.append)
         until_blocking(lambda: len(called) == 2)
 

@@ -33,7 +33,8 @@ def test_each_way_through_the_states() -> None:
     counters.finished("done")
     counters.queued()
     assert totals() == (1, 0, 1, 0, 0)
-    counters.issued(waited=True)
+    counters.admitted()
+    counters.issued()
     counters.finished("failed")
     counters.queued()
     counters.dropped()
@@ -56,26 +57,6 @@ def test_what_an_exception_stands_for(error: BaseException | None, outcome: str)
     assert counters.outcome_of(error) == outcome
 
 
-def test_a_block_counts_as_its_end_says() -> None:
-    with counters.running():
-        assert totals() == (0, 1, 0, 0, 0)
-    with pytest.raises(ZeroDivisionError), counters.running():
-        _ = 1 / 0
-    counters.queued()
-    with pytest.raises(KeyboardInterrupt), counters.running(waited=True):
-        raise KeyboardInterrupt
-    assert totals() == (0, 0, 1, 1, 1)
-
-
-async def test_a_cancelled_block_counts_as_cancelled() -> None:
-    import anyio
-
-    with anyio.move_on_after(0):
-        with counters.running():
-            await anyio.sleep_forever()
-    assert totals() == (0, 0, 0, 0, 1)
-
-
 def test_counts_of_many_threads_are_exact() -> None:
     def work() -> None:
         for _ in range(2000):
@@ -95,8 +76,8 @@ def test_counts_of_many_threads_are_exact() -> None:
 @pytest.mark.parametrize("start", [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**64])
 def test_totals_do_not_wrap(start: int) -> None:
     counters._counts.done = start
-    with counters.running():
-        pass
+    counters.issued()
+    counters.finished("done")
     got = counters.statistics().done
     assert got == start + 1
     assert type(got) is int
@@ -104,8 +85,8 @@ def test_totals_do_not_wrap(start: int) -> None:
 
 def test_a_snapshot_is_frozen_and_stays() -> None:
     before = counters.statistics()
-    with counters.running():
-        pass
+    counters.issued()
+    counters.finished("done")
     assert before.done == 0
     with pytest.raises(dataclasses.FrozenInstanceError):
         before.done = 3  # type: ignore[misc]
@@ -151,8 +132,9 @@ def test_pooled_events_are_a_gauge() -> None:
 def test_prometheus_reads_the_text() -> None:
     counters.queued()
     counters.issued()
-    with counters.running():
-        counters.woken(0.25)
+    counters.issued()
+    counters.woken(0.25)
+    counters.finished("done")
     families = {family.name: family for family in text_string_to_metric_families(counters.statistics().prometheus())}
     values = {name: family.samples[0].value for name, family in families.items()}
     assert values["eagle_queued"] == 1.0

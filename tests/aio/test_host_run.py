@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import eagle
+import eagle.aio
 import eagle.sync
 from eagle.aio import host_run, packing
 from eagle.aio.host_run import Range, RangesRun, RoundsRun, cut
 from eagle.aio.pacing import POLICIES, Pacing
+from eagle.errors import StateError
+from eagle.kernels.team import Team
 from tests.helpers import models
 
 # ---- cutting ---------------------------------------------------------------------------------------------------------
@@ -231,3 +237,80 @@ def test_draws_are_the_samples_own() -> None:
     assert np.array_equal(draw(5000, 3), one)
     assert np.array_equal(draw(700, 2), one[:700])
     assert np.unique(one).size == one.size
+
+
+# ---- ends that nobody planned ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"reorder": True}])
+@pytest.mark.parametrize("kernel", [models.climb_listed, models.climb_listed_auto])
+def test_a_sample_revived_through_the_mask_runs(kernel: Any, options: dict[str, Any]) -> None:
+    """As many live samples as before, but others: the list of the live must be made anew."""
+    goal = np.array([1.0, 1.0, 1.0, 1.0, 100.0, 100.0, 100.0, 100.0])
+    x, c = np.zeros(8), np.zeros(8)
+    sim = eagle.sync.simulation(kernel, x=x, c=c, goal=goal, r=1.0, max_steps=16, **options)
+    sim.run()
+    sim.terminated[0], sim.terminated[7] = False, True
+    x[0], c[0], goal[0] = 0.0, 0.0, 5.0
+    sim.run()
+    assert c[0] == 5.0
+    assert c[7] == 16.0
+    assert list(c[4:7]) == [32.0] * 3
+
+
+def test_a_run_whose_coroutine_is_thrown_away_has_ended_when_it_is_gone() -> None:
+    """A loop that is given up in the middle of a run, as a debugger or a crashing service does it."""
+    planes = models.endless_planes(100_000)
+    loop = asyncio.new_event_loop()
+    try:
+        sim = loop.run_until_complete(eagle.simulation(models.climb, **planes, max_steps=10**9))
+        run = sim.run()
+        task = loop.create_task(run)
+
+        async def until_it_runs() -> None:
+            with anyio.fail_after(20):
+                while not planes["c"].any():
+                    await anyio.lowlevel.checkpoint()
+
+        loop.run_until_complete(until_it_runs())
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        run.close()
+        before = planes["c"].copy()
+        sim.reset()  # refused while anything of the run is left
+        loop.run_until_complete(asyncio.sleep(0.05))
+        assert np.array_equal(planes["c"], before)
+    finally:
+        loop.close()
+
+
+async def test_a_run_that_gets_no_thread_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = await eagle.simulation(models.climb, **models.endless_planes(5000), max_steps=50)
+    in_flight = eagle.aio.statistics().in_flight
+    watch = sim.progress()
+    with monkeypatch.context() as patch:
+        without = Team()
+        patch.setattr(host_run, "team", lambda: without)
+        patch.setattr(without, "_start_thread", lambda: False)
+        with pytest.raises(StateError, match="limit of threads"):
+            await sim.run()
+    with anyio.fail_after(20):
+        assert [value async for value in watch]
+    assert eagle.aio.statistics().in_flight == in_flight
+    sim.reset()
+    assert (await sim.run()).report.steps == 50
+
+
+def test_a_run_stopped_before_it_begins_counts_nowhere() -> None:
+    sim = eagle.sync.simulation(models.climb, **models.endless_planes(100), max_steps=50)
+    runner = sim.runner
+    before = eagle.aio.statistics()
+    runner.claim()
+    run = runner.start()
+    run.stop()
+    assert run.next(join=True) is None
+    run.close()
+    runner.release()
+    after = eagle.aio.statistics()
+    assert (after.in_flight, after.cancelled) == (before.in_flight, before.cancelled)
+    assert run.reported.steps == 0
+    assert sim.run().report.steps == 50

@@ -345,6 +345,8 @@ def test_more_threads_than_the_machine_has() -> None:
         ({"priority": 1.5}, TypeError, "priority"),
         ({"priority": True}, TypeError, "priority"),
         ({"progress": "yes"}, TypeError, "progress"),
+        ({"progress": 1}, TypeError, "progress"),
+        ({"progress": np.ones(2)}, TypeError, "progress"),
         ({"order": "fastest"}, ValueError, "order"),
         ({"layout": "rows"}, ValueError, "layout"),
         ({"every": 8}, ValueError, "every"),

@@ -207,6 +207,26 @@ class TestThePool:
         put_and_wait(queue)
         assert log == []
 
+    def test_a_queue_that_a_stand_in_should_serve_keeps_its_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool = workers._Pool()
+        monkeypatch.setattr(workers, "_pool", pool)
+        monkeypatch.setattr(workers, "LIMIT", 1)
+        second = Completion(None)
+
+        def refuse(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        def job() -> None:
+            workers.start(second.settle)  # the pool is full: it waits
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", refuse)
+                with workers.blocking():
+                    pass
+
+        put_and_wait(workers.WorkQueue(), job)
+        second.wait(10)
+        assert pool.lent == 0
+
 
 class TestExit:
     def test_the_running_job_ends_and_the_rest_is_dropped(self) -> None:
