@@ -95,9 +95,11 @@ class Plan:
             raise ValueError(
                 f"{self.name!r} was not given {', '.join(map(repr, missing))}; bind every plane and number by name"
             )
+        n = self.sidecar.samples_of(planes)
         residency = residency_of(planes.items())
-        given = {name: value for name, value in planes.items() if name not in RESERVED}
-        bound = bind_planes(self.sidecar.args, given, xp=residency.xp, extents=self.signature.extents)
+        args = {arg.name for arg in self.sidecar.args if not arg.reserved}
+        given = {name: value for name, value in planes.items() if name in args}
+        bound = bind_planes(self.sidecar.args, given, xp=residency.xp, extents=self.signature.extents, n=n)
         self.sidecar.check_samples(bound.n)
         words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
         words |= {
@@ -116,11 +118,11 @@ class Plan:
         return value
 
     def _check_names(self, given: Mapping[str, Any], *, allow_words: bool = False) -> None:
-        known = {arg.name for arg in self.sidecar.args if allow_words or not arg.reserved}
-        known |= set(self.signature.names or ()) | set(self.signature.outputs)
+        known: set[str | None] = {arg.name for arg in self.sidecar.args if allow_words or not arg.reserved}
+        known |= set(self.signature.names or ()) | set(self.signature.outputs) | {self.sidecar.open_axis}
         unknown = [name for name in given if name not in known]
         if unknown:
-            takes = ", ".join(self.signature.names or sorted(known))
+            takes = ", ".join(self.signature.names or sorted(filter(None, known)))
             raise ValueError(f"{self.name!r} has no argument {', '.join(map(repr, unknown))}; it takes {takes}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,11 +148,12 @@ class Plan:
         for name in self.signature.unused:
             if name not in given:
                 raise ValueError(f"{self.name!r} is missing its argument {name!r}")
+        n = self.sidecar.samples_of(given)
         residency = residency_of(given.items())
         xp = residency.xp
         values = {arg.name: self._converted(arg, given[arg.name], xp) for arg in self.sidecar.args if arg.name in given}
         self._separate(values, xp)
-        bound = bind_planes(self.sidecar.args, values, xp=xp, extents=self.signature.extents)
+        bound = bind_planes(self.sidecar.args, values, xp=xp, extents=self.signature.extents, n=n)
         self.sidecar.check_samples(bound.n)
         words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
         BoundPlan(self, bound, words, self.side(residency)).launch()

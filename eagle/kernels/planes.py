@@ -397,7 +397,7 @@ def bind_planes(
         xp: NumPy or CuPy; arrays of other frameworks are taken over DLPack without a copy.
         layout: Which axis holds the samples where a shape reads both ways.
         extents: Declared element counts of shared tables and accumulators, where known.
-        n: Samples, when the caller knows better than the planes (no plane carries it).
+        n: Samples, when the call says so; planes must hold as many.
         warn: Whether a copied sample-major plane warns.
 
     Raises:
@@ -419,8 +419,10 @@ def bind_planes(
         elif name in values:
             planes[name] = shared_array(arg, values[name], xp, extents.get(name))
     samples, single = _agree(list(readings.values()))
-    if n is not None and not readings:
-        samples, single = n, False
+    if n is not None:
+        if readings and samples != n:
+            raise ValueError(f"{next(iter(readings))!r} holds {samples} samples, and the call asks for {n}")
+        samples, single = n, single and bool(readings)
     copies: list[Plane] = []
     for name, reading in readings.items():
         native, source = _native(reading, warn)

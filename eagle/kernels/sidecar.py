@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,34 @@ class Sidecar:
     def group(self) -> int:
         """Lanes that stay together whatever is dropped or moved."""
         return int(self._lane_space.get("group") or 1)
+
+    @property
+    def open_axis(self) -> str | None:
+        """The axis of the grid whose extent a call may give by name (``kernel(..., pair=12)``), or None."""
+        label, extent = self.grid[0] if self.grid else (None, None)
+        return label if extent is None and self.arg(label or "") is None else None
+
+    def samples_of(self, given: Mapping[str, Any]) -> int | None:
+        """Samples that a call asks for by the grid's open axis, or that a closed grid has; None when its planes say.
+
+        Raises:
+            TypeError: The extent is no whole number.
+            ValueError: It is negative, or nothing tells the extent of an open axis.
+        """
+        points = math.prod(extent for _, extent in self.grid if extent is not None)
+        axis = self.open_axis
+        if axis is not None and axis in given:
+            extent = given[axis]
+            if isinstance(extent, bool) or not hasattr(extent, "__index__"):
+                raise TypeError(f"{axis}={extent!r}: expected a whole number, the extent of that axis of the grid")
+            if operator.index(extent) < 0:
+                raise ValueError(f"{axis}={extent}: expected an extent of at least 0")
+            return operator.index(extent) * points
+        if any(arg.per_sample and arg.name in given for arg in self.args):
+            return None
+        if axis is not None:
+            raise ValueError(f"{self.name!r} runs over a grid, and no plane tells its extent; pass {axis}=")
+        return points if any(label for label, _ in self.grid) else None
 
     @property
     def _lane_space(self) -> Mapping[str, Any]:

@@ -165,7 +165,7 @@ def check_names(step: Step, given: Mapping[str, Any], *, mask: bool) -> None:
         raise ValueError(f"{step.mask!r} is the mask of finished samples, which the run makes; never pass it")
     hidden = step.hidden
     known = {name for name, arg in step.args.items() if not arg.reserved and name not in hidden}
-    known |= {name for plan in step.plans for name in plan.signature.unused}
+    known |= {name for plan in step.plans for name in (*plan.signature.unused, plan.sidecar.open_axis) if name}
     unknown = [name for name in given if name not in known]
     if unknown:
         takes = ", ".join(name for name in known if mask or name != step.mask)
@@ -217,7 +217,8 @@ def bind_step(
     extents = {name: extent for plan in step.plans for name, extent in plan.signature.extents.items()}
     values = {name: value for name, value in given.items() if name in step.args}
     args = [replace(arg, readonly=True) if read_only else arg for arg in step.args.values()]
-    planes = bind_planes(args, values, xp=residency.xp, layout=layout, extents=extents)
+    n = next((p.sidecar.samples_of(given) for p in step.plans if p.sidecar.open_axis in given), None)
+    planes = bind_planes(args, values, xp=residency.xp, layout=layout, extents=extents, n=n)
     for plan in step.plans:
         plan.sidecar.check_samples(planes.n)
     limit = MAX_MAPPED_SAMPLES if step.active_set else MAX_SAMPLES

@@ -251,6 +251,12 @@ def filled(lane: Grid["channel":2, "point":8], x: Scalar, y: Mutable[Scalar]):  
 
 
 @hawk.kernel
+def differences(lane: Grid["pair"], x: Table["item":4], d: Mutable[Scalar]):  # noqa: F821
+    i, j = hm.pair_index()
+    d = x.at(i) - x.at(j)
+
+
+@hawk.kernel
 def staged(feature: Staged[Vector[3], 5], k: Index, y: Mutable[Scalar]):
     y = feature.at(plane=1, sample=k)
 

@@ -14,7 +14,7 @@ from eagle.kernels.step import step_of
 from tests.helpers import models
 from tests.helpers.units import copy_of
 
-PLACED = {"numbered", "numbered_listed", "counted", "drawing", "gridded"}
+PLACED = {"numbered", "numbered_listed", "counted", "drawing", "gridded", "differences"}
 KERNELS = {name: value for name, value in vars(models).items() if isinstance(value, models.Kernel)}
 
 

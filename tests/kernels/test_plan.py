@@ -136,6 +136,32 @@ def test_grids() -> None:
         models.gridded(lane=np.zeros(16), x=np.zeros(16))
 
 
+def test_the_open_axis_of_a_grid_is_given_by_name() -> None:
+    x = np.array([1.0, 2.0, 4.0, 8.0])
+    want = [-1.0, -3.0, -2.0, -7.0, -6.0, -4.0]
+    for call in both(models.differences):
+        assert call(x=x, pair=6).tolist() == want
+        assert call(x=x, pair=np.int64(3)).tolist() == want[:3]
+        assert call(x=x, pair=0).shape == (0,)
+        assert call(x=x, d=np.zeros(6)).tolist() == want
+    plan = eagle.deploy(models.differences)
+    d = np.zeros(6)
+    plan.bind(x=x, d=d, pair=6).launch()
+    assert d.tolist() == want
+    for extent, error, named in [
+        (5, ValueError, "'d' holds 6 samples, and the call asks for 5"),
+        (-1, ValueError, "pair=-1"),
+        (6.0, TypeError, "pair=6.0"),
+        (True, TypeError, "pair=True"),
+    ]:
+        with pytest.raises(error, match=named):
+            plan(x=x, d=np.zeros(6), pair=extent)
+    with pytest.raises(ValueError, match="no plane tells its extent; pass pair="):
+        plan(x=x)
+    with pytest.raises(ValueError, match="'pear'"):
+        plan(x=x, pear=6)
+
+
 def test_staged_planes() -> None:
     feature = np.arange(15.0).reshape(3, 5)
     assert models.staged(feature, np.array([0, 4])).tolist() == [5.0, 9.0]
