@@ -47,6 +47,27 @@ def is_hawk_kernel(value: object) -> bool:
 
 
 @lru_cache(maxsize=256)  # kernels are told apart by identity, and never change once they are traced
+def lowered_dispatch(kernel: Any) -> Any:
+    """A hawk kernel with each dispatch whose policy it leaves to the runtime lowered as a switch.
+
+    Raises:
+        ValueError: It declares a dispatch as segmented: hawk then builds a kernel per branch, which no plan runs.
+    """
+    policies = {dispatch.name: dispatch.policy for dispatch in kernel.walk.dispatches}
+    segmented = [name for name, policy in policies.items() if policy == "segmented"]
+    if segmented:
+        raise ValueError(
+            f"{kernel.name!r} declares {', '.join(segmented)} as segmented, which makes a kernel of every branch; use "
+            "policy='switch', 'predicated' or 'auto'"
+        )
+    undecided = {name: "switch" for name, policy in policies.items() if policy == "auto"}
+    if not undecided:
+        return kernel
+    from hawk import resolve_dispatch
+
+    return resolve_dispatch(kernel, undecided)
+
+
 def _kernel_text(kernel: Any) -> str:
     """Everything about a traced kernel that its code depends on."""
     from hawk.artifact.unit_cache import declaration_digest

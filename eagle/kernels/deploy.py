@@ -12,7 +12,7 @@ from typing import Any
 from raptor.schema.blocks import NEURAL_BLOCK_PATTERN
 
 from eagle.errors import ArtifactError
-from eagle.kernels.build import cache_root, is_hawk_kernel, unit_key
+from eagle.kernels.build import cache_root, is_hawk_kernel, lowered_dispatch, unit_key
 from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.plan import Plan
 from eagle.kernels.plugin import Bundle, Plugin, plugins_of
@@ -120,6 +120,8 @@ def _built(
     scalar_type: str | None,
 ) -> tuple[Plugin, ...]:
     names = _checked_targets(targets)
+    lowered = {id(kernel): lowered_dispatch(kernel) for kernel in kernels}
+    kernels = [lowered[id(kernel)] for kernel in kernels]
     precision = scalar_type or "float64"
     if precision not in _SCALAR_TYPES:
         raise ValueError(f"scalar_type={scalar_type!r}: expected 'float64', 'float32' or None")

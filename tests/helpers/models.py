@@ -257,6 +257,16 @@ def differences(lane: Grid["pair"], x: Table["item":4], d: Mutable[Scalar]):  # 
 
 
 @hawk.kernel
+def branching(kind: Index, x: Scalar) -> Scalar:
+    return hm.dispatch(kind, [x + 1.0, x * 2.0, x - 3.0], policy="auto")
+
+
+@hawk.kernel
+def segmented(kind: Index, x: Scalar) -> Scalar:
+    return hm.dispatch(kind, [x + 1.0, x * 2.0, x - 3.0], policy="segmented")
+
+
+@hawk.kernel
 def staged(feature: Staged[Vector[3], 5], k: Index, y: Mutable[Scalar]):
     y = feature.at(plane=1, sample=k)
 

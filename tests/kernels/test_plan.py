@@ -162,6 +162,16 @@ def test_the_open_axis_of_a_grid_is_given_by_name() -> None:
         plan(x=x, pear=6)
 
 
+def test_dispatches() -> None:
+    kind = np.array([0, 1, 2, 1, 7, -1])
+    for call in both(models.branching):  # its policy is the runtime's choice
+        assert call(kind=kind, x=np.ones(6)).tolist() == [2.0, 2.0, -2.0, 2.0, -2.0, 2.0]
+    first, second = eagle.deploy([models.branching, models.branching])
+    assert first(0, 1.0) == second(0, 1.0) == 2.0
+    with pytest.raises(ValueError, match=r"'segmented' declares dispatch0 as segmented.*policy='switch'"):
+        eagle.deploy(models.segmented)
+
+
 def test_staged_planes() -> None:
     feature = np.arange(15.0).reshape(3, 5)
     assert models.staged(feature, np.array([0, 4])).tolist() == [5.0, 9.0]
