@@ -11,9 +11,11 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import hawk
+import hypothesis
 import numpy as np
 import pytest
 from hawk import Mutable, Param, Scalar, Terminated
+from hypothesis import strategies as st
 
 import eagle
 import eagle.sync
@@ -282,6 +284,44 @@ async def test_a_layout_warning_made_an_error_leaves_everything_as_it_was() -> N
                 models.glide, u=np.ones((3, 5)), dt=1.0, end=np.ones(5), p=p, t=np.zeros(5), max_steps=5
             )
     assert not p.any()
+
+
+GIVEN = {
+    "native": lambda c: eagle.samples_last(c.copy()),
+    "view": lambda c: eagle.samples_first(c.copy().T),
+    "sample-major": lambda c: eagle.samples_first(np.ascontiguousarray(c.T)),
+}
+
+
+@hypothesis.given(
+    n=st.integers(0, 40),
+    ways=st.tuples(*[st.sampled_from(sorted(GIVEN))] * 2),
+    cap=st.integers(1, 30),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_planes_in_every_layout_give_the_same_bits(
+    n: int, ways: tuple[str, str], cap: int, threads: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    u, start = rng.integers(-9, 9, (3, n)).astype(float), rng.integers(-9, 9, (3, n)).astype(float)
+    end = rng.integers(1, 25, n).astype(float)
+    given_u, given_p, t = GIVEN[ways[0]](u), GIVEN[ways[1]](start), np.zeros(n)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eagle.LayoutWarning)
+        sim = eagle.sync.simulation(models.glide, u=given_u, dt=1.0, end=end, p=given_p, t=t, max_steps=cap)
+    sim.runner.host_threads = threads
+    taken = np.zeros(n)
+    for _ in range(30):
+        result = sim.run()
+        taken = np.minimum(end, taken + cap)
+        want = start + u * taken
+        assert np.array_equal(t, taken)
+        assert np.array_equal(result.p, want if ways[1] == "native" else want.T)
+        if result.done:
+            break
+    assert result.done
+    assert result.p is given_p.array
 
 
 # ---- cancelled -------------------------------------------------------------------------------------------------------
