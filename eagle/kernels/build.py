@@ -33,12 +33,12 @@ _key_locks: dict[str, ForkLock] = {}
 def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
     """The folder units are kept under: ``cache_dir``, $HAWK_CACHE_DIR, $XDG_CACHE_HOME/hawk or ~/.cache/hawk."""
     if cache_dir is not None:
-        return Path(cache_dir)
+        return Path(cache_dir).absolute()  # the program may change its folder before the next build
     chosen = os.environ.get("HAWK_CACHE_DIR")
     if chosen:
-        return Path(chosen)
+        return Path(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hawk"
+    return (Path(base).absolute() if base else Path.home() / ".cache") / "hawk"
 
 
 def is_hawk_kernel(value: object) -> bool:

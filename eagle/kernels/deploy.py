@@ -161,7 +161,7 @@ def _from_unit(unit: Any) -> tuple[Plugin, ...]:
             "deploy takes a hawk kernel, a list of them, a built unit or a plan's plugin; "
             f"got {type(unit).__name__} {unit!r:.80}"
         )
-    loaded = read_unit(Path(folder))
+    loaded = read_unit(Path(folder).absolute())  # its libraries are read on first use, from wherever that happens
     if loaded.manifest.pattern == NEURAL_BLOCK_PATTERN:
         raise ArtifactError(f"{loaded.manifest.path} describes a neural layer; read it with eagle.load_manifest")
     if not loaded.sidecars:

@@ -260,6 +260,18 @@ def test_a_cache_dir_that_is_a_file(tmp_path: Path) -> None:
         eagle.deploy(models.affine, cache_dir=path)
 
 
+def test_relative_folders_stay_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    copy_of(eagle.deploy(models.affine), tmp_path / "unit")
+    monkeypatch.chdir(tmp_path)
+    plan = eagle.deploy("unit")
+    built = eagle.deploy(models.stretch, cache_dir="cache", targets=("host",))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert np.array_equal(plan(x=X, a=1.0, b=0.0), X)
+    assert built.plugin.bundle.unit("host").folder.is_relative_to(tmp_path / "cache")
+    assert cache_root("cache") == tmp_path / "elsewhere" / "cache"
+
+
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
