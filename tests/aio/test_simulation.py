@@ -289,7 +289,7 @@ async def test_a_layout_warning_made_an_error_leaves_everything_as_it_was() -> N
 GIVEN = {
     "native": lambda c: eagle.samples_last(c.copy()),
     "view": lambda c: eagle.samples_first(c.copy().T),
-    "sample-major": lambda c: eagle.samples_first(np.ascontiguousarray(c.T)),
+    "sample-major": lambda c: eagle.samples_first(np.array(c.T, order="C")),
 }
 
 
