@@ -101,6 +101,7 @@ class Plan:
         given = {name: value for name, value in planes.items() if name in args}
         bound = bind_planes(self.sidecar.args, given, xp=residency.xp, extents=self.signature.extents, n=n)
         self.sidecar.check_samples(bound.n)
+        self.signature.check_promises(bound.planes)
         words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
         words |= {
             name: self._word(name, planes[name], words[name]) for name in words if name in planes and name in RESERVED
@@ -155,6 +156,7 @@ class Plan:
         self._separate(values, xp)
         bound = bind_planes(self.sidecar.args, values, xp=xp, extents=self.signature.extents, n=n)
         self.sidecar.check_samples(bound.n)
+        self.signature.check_promises(bound.planes)
         words = own_words(self.sidecar, bound.n, bound.xp, _masks(bound))
         BoundPlan(self, bound, words, self.side(residency)).launch()
         bound.write_back()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ class Signature:
         extents: Declared element counts of shared tables and accumulators, by name.
         unused: Parameters that the compiled kernel dropped because nothing reads them.
         parts: Returned vectors that the compiled kernel keeps as one accumulator per component, by name.
+        ascending: Planes whose values the caller promises never to decrease (``Sorted[Index]``).
     """
 
     kernel: str
@@ -33,6 +35,25 @@ class Signature:
     extents: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ascending: tuple[str, ...] = ()
+
+    def check_promises(self, planes: Mapping[str, Any]) -> None:
+        """Look at the planes that are promised to ascend, where $HAWK_CHECK_SORTED asks for it.
+
+        Args:
+            planes: Bound planes by name.
+
+        Raises:
+            ValueError: One decreases; names it and the first place.
+        """
+        if not self.ascending or not os.environ.get("HAWK_CHECK_SORTED"):
+            return
+        for name in self.ascending:
+            values = planes[name].native if name in planes else ()
+            falls = values[1:] < values[:-1] if len(values) > 1 else None
+            if falls is not None and bool(falls.any()):
+                at = int(falls.argmax())
+                raise ValueError(f"{name!r} is declared Sorted and falls after sample {at}; sort the samples by it")
 
 
 def companions(args: Sequence[Arg]) -> frozenset[str]:
@@ -72,10 +93,11 @@ def signature_of(sidecar: Sidecar, kernel: Any = None) -> Signature:
         if plane.form != "terminated" and name not in outputs and name not in hidden and name != mask:
             names.append(name)
     known = {arg.name for arg in sidecar.args}
+    ascending = tuple(name for name, plane in kernel.planes.items() if getattr(plane, "sorted", False))
     unused = tuple(name for name in names if name not in known)
     for name in hidden:
         extents.setdefault(name, extents.get(name.removesuffix("_comp").removesuffix("_c"), 1))
-    return Signature(sidecar.name, tuple(names), outputs, kernel.returns, extents, unused, parts)
+    return Signature(sidecar.name, tuple(names), outputs, kernel.returns, extents, unused, parts, ascending)
 
 
 def _extent(plane: Any, without_axes: int | None = None) -> int | None:

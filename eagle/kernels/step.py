@@ -221,6 +221,7 @@ def bind_step(
     planes = bind_planes(args, values, xp=residency.xp, layout=layout, extents=extents, n=n)
     for plan in step.plans:
         plan.sidecar.check_samples(planes.n)
+        plan.signature.check_promises(planes.planes)
     limit = MAX_MAPPED_SAMPLES if step.active_set else MAX_SAMPLES
     if planes.n > limit:
         raise ValueError(f"{planes.n:,} samples: at most {limit:,} fit the counters of {step.name}; split the batch")

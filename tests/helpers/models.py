@@ -17,6 +17,7 @@ from hawk import (
     Mutable,
     Param,
     Scalar,
+    Sorted,
     Staged,
     Table,
     Terminated,
@@ -264,6 +265,11 @@ def branching(kind: Index, x: Scalar) -> Scalar:
 @hawk.kernel
 def segmented(kind: Index, x: Scalar) -> Scalar:
     return hm.dispatch(kind, [x + 1.0, x * 2.0, x - 3.0], policy="segmented")
+
+
+@hawk.kernel
+def segments(segment: Sorted[Index], x: Scalar, h: Mutable["bin":4]):
+    hawk.scatter(h)[segment] += x
 
 
 @hawk.kernel

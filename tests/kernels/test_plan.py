@@ -172,6 +172,18 @@ def test_dispatches() -> None:
         eagle.deploy(models.segmented)
 
 
+def test_a_promise_to_ascend_is_checked_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = np.array([0, 1, 1, 3]), np.array([0, 2, 1, 3])
+    for call in both(models.segments):
+        monkeypatch.setenv("HAWK_CHECK_SORTED", "1")
+        assert call(segment=right, x=np.ones(4)).tolist() == [1.0, 2.0, 0.0, 1.0]
+        assert call(segment=right[:0], x=np.ones(0)).tolist() == [0.0] * 4
+        with pytest.raises(ValueError, match="'segment' is declared Sorted and falls after sample 1"):
+            call(segment=wrong, x=np.ones(4))
+        monkeypatch.delenv("HAWK_CHECK_SORTED")
+        call(segment=wrong, x=np.ones(4))
+
+
 def test_staged_planes() -> None:
     feature = np.arange(15.0).reshape(3, 5)
     assert models.staged(feature, np.array([0, 4])).tolist() == [5.0, 9.0]
