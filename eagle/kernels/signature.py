@@ -49,9 +49,9 @@ class Signature:
         if not self.ascending or not os.environ.get("HAWK_CHECK_SORTED"):
             return
         for name in self.ascending:
-            values = planes[name].native if name in planes else ()
-            falls = values[1:] < values[:-1] if len(values) > 1 else None
-            if falls is not None and bool(falls.any()):
+            values: Any = planes[name].native
+            falls = values[1:] < values[:-1]
+            if falls.any():
                 at = int(falls.argmax())
                 raise ValueError(f"{name!r} is declared Sorted and falls after sample {at}; sort the samples by it")
 
