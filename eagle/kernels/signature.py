@@ -93,7 +93,7 @@ def signature_of(sidecar: Sidecar, kernel: Any = None) -> Signature:
         if plane.form != "terminated" and name not in outputs and name not in hidden and name != mask:
             names.append(name)
     known = {arg.name for arg in sidecar.args}
-    ascending = tuple(name for name, plane in kernel.planes.items() if name in known and getattr(plane, "sorted", False))
+    ascending = tuple(name for name, plane in kernel.planes.items() if name in known and plane.sorted)
     unused = tuple(name for name in names if name not in known)
     for name in hidden:
         extents.setdefault(name, extents.get(name.removesuffix("_comp").removesuffix("_c"), 1))
