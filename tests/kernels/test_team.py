@@ -282,7 +282,7 @@ def test_the_interpreter_exits_while_jobs_run() -> None:
                 time.sleep(0.001)
                 return False
             def end(self, error):
-                assert error is None
+                assert error is None or "exiting" in str(error)
 
         team().submit(Endless(2))
         time.sleep(0.01)
