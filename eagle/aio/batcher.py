@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # parameter of that name, a given value is the kernel's, and a default is nobody's.
 _MAX_SAMPLES = int("65536")
 _MAX_WAIT = float("0.01")
+_FOR_EVER_S = 1e9  # some thirty years: no clock of an event loop overflows with it
 
 
 class Batcher:
@@ -153,7 +154,8 @@ class Batcher:
         Cancellation: what runs is stopped, and what waits gets a `StateError`.
         """
         group = self._group
-        assert group is not None, "the block was entered"
+        if group is None or self._state != "open":
+            raise StateError(f"{self!r} is left without having been entered; use it with `async with`")
         self._state = "draining"
         if error is not None:
             group.cancel_scope.cancel()
@@ -266,7 +268,7 @@ def _checked_max_wait(value: object) -> float:
         raise TypeError(f"max_wait={value!r}: expected seconds, at least 0")
     if not value >= 0:
         raise ValueError(f"max_wait={value}: expected seconds, at least 0 (math.inf never starts a second batch)")
-    return float(value)
+    return float(min(value, _FOR_EVER_S))
 
 
 def _empty(intake: Intake, request: Request) -> SimResult:

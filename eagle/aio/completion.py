@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from contextlib import nullcontext
+from numbers import Real
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -154,15 +155,20 @@ class Completion(Generic[T]):
             What ``await`` would give.
 
         Raises:
+            TypeError: `timeout` is no number.
+            ValueError: It is negative.
             TimeoutError: The work is still pending; it goes on.
             LoopRunning: The work is pending and an event loop runs in this thread.
             Exception: What the work raised.
         """
+        given: object = timeout
+        if given is not None and (isinstance(given, bool) or not isinstance(given, Real)):
+            raise TypeError(f"timeout is {timeout!r}; give seconds, at least 0, or None to wait for ever")
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout is {timeout!r}; give seconds, at least 0, or None to wait for ever")
         if not self.done():
             refuse_in_loop("Completion.wait()", "await completion")
-            if not self._block(timeout):
+            if not self._block(None if timeout is None or timeout > threading.TIMEOUT_MAX else float(timeout)):
                 raise TimeoutError(f"{self._name or 'the work'} has not ended within {timeout} s; it goes on")
         return self._outcome()
 

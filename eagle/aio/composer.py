@@ -60,7 +60,8 @@ class GraphComposer:
 
     Raises:
         ValueError: An unknown mode or target.
-        TypeError: ``mode="conditional"`` without a one-dimensional uint32 array of the target.
+        TypeError: `member_flags` is no sequence; ``mode="conditional"`` without a one-dimensional uint32 array of the
+            target.
         BackendUnavailable: ``target="cuda"`` without a usable GPU.
     """
 
@@ -70,6 +71,10 @@ class GraphComposer:
         self._target: Target = choose_target(target)
         if mode == "conditional":
             _check_flags(member_flags, self._target)
+        elif member_flags is not None and (
+            isinstance(member_flags, (str, bytes)) or not hasattr(member_flags, "__len__")
+        ):
+            raise TypeError(f"the members' flags are {member_flags!r}; give one true or false value for each, or None")
         self._mode = cast("_Mode", mode)
         self._flags = member_flags
         self._name = f"composer-{next(_numbers)}"
@@ -227,6 +232,7 @@ class GraphComposer:
 
         Raises:
             NotBuilt: Call `build` first.
+            TypeError: The pattern is no sequence of values; nothing has changed.
             ValueError: Another length; nothing has changed.
             NonToggleableMemberError: ``enabled`` mode, for a member that cannot be switched; nothing has changed.
         """
@@ -362,7 +368,10 @@ def _check_flags(flags: Any, target: Target) -> None:
 
 
 def _truths(pattern: Any) -> list[bool]:
-    return [bool(value) for value in _host(pattern)]
+    try:
+        return [bool(value) for value in _host(pattern)]
+    except (TypeError, ValueError):
+        raise TypeError(f"a pattern is one true or false value for each member; got {pattern!r:.60}") from None
 
 
 def _host(values: Any) -> Any:

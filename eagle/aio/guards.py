@@ -114,6 +114,11 @@ class SkipGuard:
         return cls(n_active)
 
 
+def _check_guard(guard: object) -> None:
+    if not isinstance(guard, SkipGuard):
+        raise TypeError(f"the guard is {guard!r}; give a SkipGuard")
+
+
 class Skippable:
     """A step that runs only while its guard holds.
 
@@ -128,6 +133,7 @@ class Skippable:
     __slots__ = ("__weakref__", "guard", "step")
 
     def __init__(self, step: Callable[[], object], guard: SkipGuard) -> None:
+        _check_guard(guard)
         self.step = step
         self.guard = guard
 
@@ -163,6 +169,7 @@ class RepeatWhile:
             raise TypeError(f"max_iters is {max_iters!r}; give a plain int, at least 1")
         if not 1 <= max_iters <= _MOST_ITERATIONS:
             raise ValueError(f"max_iters is {max_iters}; give 1 to {_MOST_ITERATIONS}")
+        _check_guard(guard)
         parts = step if isinstance(step, tuple) else (step,)
         if not parts:
             raise ValueError("the loop's step is an empty tuple; give at least one callable")

@@ -8,6 +8,7 @@ A call is kept well under the slice, so that a run can be stopped, watched and s
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter_ns, sleep
@@ -89,10 +90,12 @@ class HostRun(Job[Range]):
         self.max_steps = max_steps
         self.completion: Completion[None] = Completion(None, name=loop.name, stop=self.stop)
         self.report: RunReport | None = None
+        loop.planes.refuse_read_only()
         loop.begin()
         loop.planes.take_in()
         self.already = loop.sync_counter()
         self._begun = False
+        self._watching = threading.Lock()  # not the job's: a display may write to a stream that is slow
         self._meter = Meter(loop.n, self.already)
         self._taken = 0
         self._published_at = 0
@@ -114,17 +117,17 @@ class HostRun(Job[Range]):
         Args:
             join: Whether the calling thread works on it too; it may have ended when this returns.
         """
-        with self._lock:
-            if self._begun or self._ended:
-                return None
-            self._begun = True
+        with self._watching:
+            with self._lock:
+                if self._begun or self._ended:
+                    return None
+                self._begun = True
             counters.issued()
             self.loop.watchers.begin(self._meter.read(self.already))
         try:
             (team().join if join else team().submit)(self)
         except BaseException as error:  # no thread could be had: nothing of the run is begun
-            self._error = error
-            self.give_up()
+            self.give_up(error)
             raise
         return self.completion
 
@@ -142,7 +145,8 @@ class HostRun(Job[Range]):
             self.report = self.result()
             self.loop.leave()
             if self._begun:
-                self.loop.watchers.end(self._meter.read(self.report.finished, self._taken))
+                with self._watching:
+                    self.loop.watchers.end(self._meter.read(self.report.finished, self._taken))
         except BaseException as caught:  # the completion must settle whatever happens
             error = error or caught
         if self._begun:
@@ -182,11 +186,13 @@ class HostRun(Job[Range]):
     def publish(self) -> None:
         """Tell watchers how far the run is, at most every 20 ms."""
         now = perf_counter_ns()
-        if now - self._published_at < _PUBLISH_NS:
+        if now - self._published_at < _PUBLISH_NS or not self._watching.acquire(blocking=False):
             return
-        with self._lock:
+        try:
             self._published_at = now
             self.loop.watchers.publish(self._meter.read(int(self.loop.finished[0]), self._taken))
+        finally:
+            self._watching.release()
 
     def took(self, samples: int, steps: int) -> None:
         """Count sample-steps that were offered; a Python int, so no total wraps."""
@@ -348,7 +354,8 @@ class RoundsRun(HostRun):
 
     def advance(self, piece: Range) -> bool:
         """One range's launches of this round; False at the end of a slice between two of them."""
-        n = self.loop.n
+        n, finished = self.loop.n, self.loop.finished
+        alone = self.loop.step.guarded and len(self.loop.step.plans) == 1  # others go on for samples that have finished
         launches = 1 if self.loop.auto else self.loop.launches_per_compaction
         until = perf_counter_ns() + SLICE_NS
         with self.loop.borrowed_calls() as calls, tracing.block("host", "slice", simulation=self.loop.name):
@@ -356,6 +363,8 @@ class RoundsRun(HostRun):
                 for entry, address in calls.of(piece.k if self.loop.auto else 1):
                     entry(address, piece.base, piece.count, n)
                 piece.launches += 1
+                if alone and int(finished[0]) >= n:
+                    return True  # the rest of the round would find nobody
                 if perf_counter_ns() > until:
                     break
         return piece.launches >= launches

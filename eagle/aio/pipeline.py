@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,7 @@ from eagle.aio.target import Member, choose_target, new_graph
 from eagle.errors import NonToggleableMemberError, NotBuilt, StateError, UnknownMemberError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from eagle.aio.events import EndSignal
     from eagle.aio.target import AbstractGraph, Stage, Target
@@ -137,6 +138,10 @@ class GraphPipeline:
             ValueError: Fewer than two members, names that do not fit, or a name that is taken.
             StateError: The pipeline is built already.
         """
+        if not isinstance(members, Iterable):
+            raise TypeError(f"a concurrent stage's members are {members!r}; give a list of steps")
+        if isinstance(names, str) or not (names is None or isinstance(names, Iterable)):
+            raise TypeError(f"the members' names are {names!r}; give a list of one (or None) for each, in order")
         steps = list(members)
         if len(steps) < 2:
             raise ValueError(f"a concurrent stage has {len(steps)} members; give at least 2, or use add() for one")
@@ -412,6 +417,8 @@ class GraphPipeline:
         return self._graph
 
     def _checked_seeds(self, seed_events: Iterable[object]) -> tuple[object, ...]:
+        if not isinstance(seed_events, Iterable):
+            raise TypeError(f"seed_events of pipeline {self._name!r} is {seed_events!r}; give a list")
         seeds = tuple(seed_events)
         for seed in seeds:
             if not isinstance(seed, Completion) and not (self._target == "cuda" and _is_cupy_event(seed)):

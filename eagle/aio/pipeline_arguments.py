@@ -29,7 +29,8 @@ def check_step(step: object, what: str = "a step") -> None:
             raise TypeError(f"{what} is {plain!r}; give a callable without arguments, a Skippable or a RepeatWhile")
         if _is_async(plain):
             raise TypeError(
-                f"{what} is the coroutine function {plain!r}; give a plain function, and await the Completion"
+                f"{what} is the {_kind_of_async(plain)} function {plain!r}, whose body a call does not run; give a "
+                "plain function, and await the Completion"
             )
         try:
             signature = inspect.signature(plain)
@@ -54,15 +55,23 @@ def check_hook(pre_launch: object) -> None:
         raise TypeError(f"pre_launch is {pre_launch!r}; give a plain callable without arguments")
 
 
+def _kind_of_async(step: Any) -> str:
+    while isinstance(step, partial):
+        step = step.func
+    if not inspect.isroutine(step):
+        step = type(step).__call__
+    return "coroutine" if inspect.iscoroutinefunction(step) else "generator"
+
+
 def _is_async(step: Any) -> bool:
     while isinstance(step, partial):
         step = step.func
-    if inspect.iscoroutinefunction(step) or inspect.isasyncgenfunction(step):
+    if inspect.iscoroutinefunction(step) or inspect.isasyncgenfunction(step) or inspect.isgeneratorfunction(step):
         return True
     if inspect.isroutine(step):
         return False
     call = inspect.getattr_static(type(step), "__call__", None)  # an object with an `async def __call__`
-    return inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
+    return inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call)
 
 
 def refuse_nested_loop(member: Member, pipeline: str) -> None:

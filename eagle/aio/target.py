@@ -207,10 +207,11 @@ def choose_target(target: str | None) -> Target:
         ValueError: Any other value.
         BackendUnavailable: "cuda", and no GPU can be used; the message says why.
     """
+    given: object = target
+    if given is not None and not (isinstance(given, str) and given in ("host", "cuda")):
+        raise ValueError(f"target is {target!r}; give 'host', 'cuda', or None for the GPU when one can be used")
     if target == "host":
         return "host"
-    if target is not None and target != "cuda":
-        raise ValueError(f"target is {target!r}; give 'host', 'cuda', or None for the GPU when one can be used")
     from eagle.kernels.device import unusable_reason
 
     reason = unusable_reason()

@@ -51,6 +51,8 @@ class Recorder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, (str, os.PathLike)):  # a number would be a descriptor, and be closed in the end
+            raise TypeError(f"a trace's path is {path!r}; give a str or a Path")
         # Reentrant: a finaliser that the garbage collector runs in here may end a span of its own.
         self._lock = threading.RLock()
         self._lanes: dict[str, tuple[int, list[_Lane]]] = {}  # of each track, with its place among the tracks
@@ -274,6 +276,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Recorder]:
         The recorder, whose `span` adds spans of your own.
 
     Raises:
+        TypeError: `path` is no path.
         OSError: The file cannot be opened (nothing was begun), or could not be written (raised when the block ends;
             the work inside went on). When the block itself raises, that exception leaves with a note instead.
     """

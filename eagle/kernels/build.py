@@ -9,6 +9,7 @@ damaged, or was built for another CPU, is moved aside and built again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -31,9 +32,19 @@ _key_locks: dict[str, ForkLock] = {}
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder units are kept under: ``cache_dir``, $HAWK_CACHE_DIR, $XDG_CACHE_HOME/hawk or ~/.cache/hawk."""
+    """The folder units are kept under: ``cache_dir``, $HAWK_CACHE_DIR, $XDG_CACHE_HOME/hawk or ~/.cache/hawk.
+
+    Raises:
+        TypeError: ``cache_dir`` is no path.
+        ValueError: It is empty.
+    """
     if cache_dir is not None:
-        return Path(cache_dir).absolute()  # the program may change its folder before the next build
+        named = os.fspath(cache_dir) if isinstance(cache_dir, os.PathLike) else cache_dir
+        if not isinstance(named, str):
+            raise TypeError(f"cache_dir={cache_dir!r}: expected a folder's path as a str or a Path, or None")
+        if not named:
+            raise ValueError("cache_dir is empty; name a folder, or leave it out for $HAWK_CACHE_DIR or ~/.cache/hawk")
+        return Path(named).expanduser().absolute()  # the program may change its folder before the next build
     chosen = os.environ.get("HAWK_CACHE_DIR")
     if chosen:
         return Path(chosen).absolute()
@@ -207,9 +218,8 @@ def _make_store(bundles: Path) -> None:
         with tempfile.TemporaryFile(dir=bundles):
             pass
     except OSError as error:
-        raise PermissionError(
-            error.errno, f"kernels cannot be built: {bundles} is not writable; pass cache_dir= or set $HAWK_CACHE_DIR"
-        ) from error
+        why = f"kernels cannot be built: {bundles} is not writable; pass cache_dir= or set $HAWK_CACHE_DIR"
+        raise PermissionError(errno.EACCES, f"{why} ({error.strerror})") from error
 
 
 def _build(kernels: Sequence[Any], bundles: Path, folder: Path, key: str, options: Mapping[str, Any]) -> Unit:

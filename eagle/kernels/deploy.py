@@ -117,13 +117,13 @@ def _built(
     *,
     targets: Iterable[str] | None,
     cache_dir: str | os.PathLike[str] | None,
-    scalar_type: str | None,
+    scalar_type: Any,
 ) -> tuple[Plugin, ...]:
     names = _checked_targets(targets)
     lowered = {id(kernel): lowered_dispatch(kernel) for kernel in kernels}
     kernels = [lowered[id(kernel)] for kernel in kernels]
-    precision = scalar_type or "float64"
-    if precision not in _SCALAR_TYPES:
+    precision = "float64" if scalar_type is None else scalar_type
+    if not isinstance(precision, str) or precision not in _SCALAR_TYPES:
         raise ValueError(f"scalar_type={scalar_type!r}: expected 'float64', 'float32' or None")
     key = (str(cache_root(cache_dir)), unit_key(kernels, precision, "any"), names)
     with _lock:

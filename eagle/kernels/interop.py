@@ -415,7 +415,12 @@ def _dlpack_device(x: Any) -> tuple[int, int]:
     ask = getattr(x, "__dlpack_device__", None)
     if ask is None:
         raise TypeError(f"{type(x).__name__} has __dlpack__ but no __dlpack_device__; pass it as a NumPy array instead")
-    kind, index = ask()
+    try:
+        kind, index = ask()
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"__dlpack_device__ of {type(x).__name__} gives no pair of device type and index; pass it as a NumPy array"
+        ) from error
     if int(kind) not in _HOST_TYPES + _CUDA_TYPES:
         raise TypeError(
             f"{type(x).__name__} lies on a device of DLPack type {int(kind)}; eagle reads host memory (1, 3) and CUDA "

@@ -77,7 +77,7 @@ def check_layout_word(layout: object) -> Layout | None:
     Raises:
         ValueError: It is anything else.
     """
-    if layout is None or layout in _LAYOUTS:
+    if layout is None or (isinstance(layout, str) and layout in _LAYOUTS):
         return layout  # type: ignore[return-value]
     raise ValueError(f"layout={layout!r}: expected 'samples_first', 'samples_last' or None")
 
@@ -118,6 +118,20 @@ class Planes:
     planes: dict[str, Plane] = field(default_factory=dict)
     numbers: dict[str, Any] = field(default_factory=dict)
     allocated: tuple[str, ...] = ()
+
+    def refuse_read_only(self) -> None:
+        """Refuse a run that would write into arrays which have become read-only since they were bound.
+
+        Raises:
+            ValueError: A written plane is read-only now; nothing was written.
+        """
+        for name, plane in self.planes.items():
+            given = plane.given
+            if plane.arg.written and isinstance(given, np.ndarray) and not given.flags.writeable:
+                raise ValueError(
+                    f"{name!r} is written by the kernel, and its array has become read-only since it was bound; make "
+                    "it writable, or bind a writable copy"
+                )
 
     def write_back(self) -> None:
         """Copy every written plane that was copied in back into the caller's array."""
@@ -199,10 +213,10 @@ def _wants(arg: Arg) -> str:
 
 def _as_array(arg: Arg, value: Any, xp: ModuleType) -> Any:
     """``value`` as an array of ``xp`` over the same memory; numbers become 0-d arrays."""
-    if value is None or isinstance(value, (str, bytes, bool, complex)):
+    if value is None or isinstance(value, (str, bytes, bool, np.bool_, complex)):
         raise (TypeError if value is None else ValueError)(f"{arg.name!r} needs a plane {_wants(arg)}; got {value!r}")
     if isinstance(value, (int, float, np.integer, np.floating)):
-        return np.array(value, arg.dtype)
+        return _number_as_array(arg, value)
     if isinstance(value, xp.ndarray):
         if type(value) is xp.ndarray:
             return value
@@ -210,7 +224,8 @@ def _as_array(arg: Arg, value: Any, xp: ModuleType) -> Any:
             raise ValueError(
                 f"{arg.name!r} is a masked array, whose mask a kernel cannot see; pass .filled(...) or .data"
             )
-        return value.view(np.ndarray) if xp is np else value  # a subclass may reshape as it likes: np.matrix stays 2-d
+        # A subclass may reshape as it likes (np.matrix stays 2-d), and its own view() may do anything.
+        return np.ndarray.view(value, np.ndarray) if xp is np else value
     adapter = detect(value)
     if adapter is None:
         raise ValueError(f"{arg.name!r} needs an array {_wants(arg)} of {arg.dtype}; got a {type(value).__name__}")
@@ -220,6 +235,23 @@ def _as_array(arg: Arg, value: Any, xp: ModuleType) -> Any:
             "pass a NumPy or CuPy array (or torch tensor) for it"
         )
     return adapter.to_numpy(value) if xp is np else adapter.to_cupy(value)
+
+
+def _number_as_array(arg: Arg, value: Any) -> Any:
+    """One sample's number as a 0-d array; refused where the dtype cannot hold it."""
+    whole = arg.dtype.kind in "iu"
+    if whole and value != value // 1:  # NaN is unequal to itself
+        raise ValueError(f"{arg.name!r} is {value!r}; it holds {arg.dtype}, so pass a whole number")
+    try:
+        with np.errstate(all="ignore"):
+            array = np.array(int(value) if whole else value, arg.dtype)
+    except OverflowError:
+        fits = False
+    else:
+        fits = whole or bool(np.isinf(array)) == math.isinf(value)
+    if not fits:
+        raise ValueError(f"{arg.name!r} is {value!r:.40}, which does not fit {arg.dtype}; pass a number that does")
+    return array
 
 
 def _read(arg: Arg, given: Any, xp: ModuleType, layout: Layout | None) -> _Reading:

@@ -53,6 +53,7 @@ class Job(ABC, Generic[P]):
         self._ready: deque[P] = deque()
         self._running = 0
         self._ended = False
+        self._abandoned = False
         self._error: BaseException | None = None
 
     @abstractmethod
@@ -86,10 +87,19 @@ class Job(ABC, Generic[P]):
         if last:
             self.end(self._error)
 
-    def give_up(self) -> None:
-        """Stop the job in the middle of a round: no thread will work on it any more."""
-        self.whole_rounds = False
+    def give_up(self, error: BaseException) -> None:
+        """End the job with an error, in the middle of a round if need be: no thread will work on it any more."""
+        with self._lock:
+            self._error = self._error or error
+            self.whole_rounds = False
         self.stop()
+
+    def abandon(self) -> None:
+        """Let nobody work on the job any more, and never end it (interpreter exit): who waits for it stays parked."""
+        with self._lock:
+            self._abandoned = self.stopping = True
+            self._ready.clear()
+            self._ended = self._ended or self._running == 0
 
     def work(self) -> bool:
         """Work on one piece for a slice; False when there was none to take."""
@@ -107,7 +117,7 @@ class Job(ABC, Generic[P]):
         with self._lock:
             if error is not None:
                 self._error, self.stopping = error, True
-            if self._error is not None or (self.stopping and not self.whole_rounds):
+            if self._error is not None or self._abandoned or (self.stopping and not self.whole_rounds):
                 self._ready.clear()
             elif not finished:
                 self._ready.appendleft(piece)  # its data is warm in this core's cache
@@ -131,7 +141,8 @@ class Job(ABC, Generic[P]):
                 self._ready.extend(pieces)
                 return True
             self._ended = True
-        self.end(self._error)
+        if not self._abandoned:
+            self.end(self._error)
         return False
 
     @property
@@ -161,7 +172,13 @@ class Team:
         return core_count() - self._busy
 
     def submit(self, job: Job[Any]) -> None:
-        """Start a job; it ends on a team thread (or at once, when there is nothing to do)."""
+        """Start a job; it ends on a team thread (or at once, when there is nothing to do).
+
+        Raises:
+            StateError: The interpreter is exiting, or no thread could be started.
+        """
+        if self._closing:
+            raise StateError("the interpreter is exiting: a host run issued now would never end; issue it earlier")
         if job.start():
             self._offer(job)
 
@@ -180,10 +197,11 @@ class Team:
         spare = min(job.width, job.waiting) - int(besides_caller)
         if spare < 1 or not job.has_room():
             return
+        if self._closing:
+            if not besides_caller:  # a caller that joined does all of it
+                job.abandon()
+            return
         with self._condition:
-            if self._closing:
-                job.give_up()
-                return
             if job.queued:
                 return
             job.queued = True
@@ -238,11 +256,14 @@ class Team:
                     return None
 
     def close(self) -> None:
-        """Stop every job and wait for the running slices to end (interpreter exit)."""
+        """Abandon every job and wait for the running slices to end (interpreter exit).
+
+        Only daemon threads can wait for one now, and they go with the process: an error would print a traceback there.
+        """
         with self._condition:
             self._closing = True
             for job in self._jobs:
-                job.give_up()
+                job.abandon()
             self._jobs.clear()
             self._condition.wait_for(lambda: self._busy == 0, EXIT_WAIT_S)
 

@@ -107,6 +107,12 @@ class TestRegistering:
                     eagle.repeat_while((nothing, step), guard, 3)):  # fmt: skip
             with pytest.raises(TypeError, match="coroutine function"):
                 pipe.add(bad)
+
+        def generator() -> Any:
+            yield
+
+        with pytest.raises(TypeError, match="generator function"):
+            pipe.add(generator)
         assert "0 members" in repr(pipe)
 
     @pytest.mark.parametrize("count", [0, 1])

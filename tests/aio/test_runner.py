@@ -290,8 +290,7 @@ def test_of_many_threads_one_runs_at_a_time() -> None:
             except eagle.Busy:
                 busy.append(1)
             try:
-                runner.reset()
-                runner.terminated[:] = planes["x"] >= planes["goal"]
+                runner.reset()  # samples past their goal take more steps then
             except eagle.Busy:
                 busy.append(1)
 
@@ -300,8 +299,8 @@ def test_of_many_threads_one_runs_at_a_time() -> None:
     runner.host_threads = 1
     while not runner.run().done:
         pass
-    assert np.array_equal(planes["x"], planes["c"])
-    assert np.array_equal(planes["c"], planes["goal"])
+    assert np.array_equal(planes["x"], planes["c"])  # no step was lost, and none was taken by two threads at once
+    assert (planes["c"] >= planes["goal"]).all()
 
 
 @both_faces
