@@ -503,3 +503,10 @@ def test_binding_knows_every_plane(xp: Any) -> None:
     with pytest.raises(ValueError, match="too late"):
         active.own(xp.asarray(np.zeros(8)))
     ActiveSet(xp.asarray(np.zeros(8, bool))).fix(x=x)  # no rules without a reorder
+
+
+def test_masked_arrays_are_refused() -> None:
+    with pytest.raises(ValueError, match="masked array"):
+        ActiveSet(np.ma.zeros(3, bool))
+    with pytest.raises(ValueError, match="masked array"):
+        ActiveSet(np.zeros(3, bool), reorder=True).own(np.ma.zeros(3))

@@ -415,3 +415,15 @@ def test_its_repr_says_where_it_is() -> None:
     assert repr(completion) == "<Completion of 'p': pending>"
     completion.settle(KeyError("x"))
     assert repr(completion) == "<Completion of 'p': failed: KeyError('x')>"
+
+
+@pytest.mark.parametrize("timeout", ["x", True, 1j, [1]])
+def test_a_timeout_that_is_no_number(timeout: Any) -> None:
+    with pytest.raises(TypeError, match="timeout"):
+        Completion(1).wait(timeout)
+
+
+def test_a_timeout_beyond_every_clock() -> None:
+    completion = Completion(1)
+    workers.start(completion.settle)
+    assert completion.wait(10**400) == 1

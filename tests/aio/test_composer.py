@@ -475,3 +475,14 @@ async def expect(error: type[Exception], made: eagle.GraphComposer, n: int, note
     with pytest.raises(error) as caught:
         await made.launch(n)
     assert any(note in text for text in caught.value.__notes__), caught.value.__notes__
+
+
+def test_flags_and_patterns_that_are_no_sequences() -> None:
+    with pytest.raises(TypeError, match="flags"):
+        eagle.GraphComposer(3, target="host")
+    composer = eagle.GraphComposer(None, mode="rebuild", target="host")
+    composer.register(print)
+    composer.build()
+    for pattern in (None, 3, np.ones((2, 2))):
+        with pytest.raises(TypeError, match="pattern"):
+            composer.set_routing(pattern)

@@ -184,3 +184,11 @@ def test_the_steps_inside() -> None:
     assert list(plain_steps(a)) == [a]
     assert list(plain_steps(skippable(a, guard))) == [a]
     assert list(plain_steps(repeat_while((a, skippable(b, guard)), guard, 3))) == [a, b]
+
+
+@pytest.mark.parametrize("guard", [None, 3, np.ones(1, np.uint32)])
+def test_what_is_no_guard(guard: Any) -> None:
+    with pytest.raises(TypeError, match="SkipGuard"):
+        skippable(print, guard)
+    with pytest.raises(TypeError, match="SkipGuard"):
+        repeat_while(print, guard, 3)

@@ -120,6 +120,15 @@ class TestRegistering:
         with pytest.raises(ValueError, match="at least 2"):
             eagle.GraphPipeline(target=target).add_concurrent([nothing] * count)
 
+    def test_a_stage_of_what_is_no_list(self, target: str) -> None:
+        pipe = eagle.GraphPipeline(target=target)
+        with pytest.raises(TypeError, match="members"):
+            pipe.add_concurrent(None)  # type: ignore[arg-type]
+        for names in ("ab", 3):
+            with pytest.raises(TypeError, match="names"):
+                pipe.add_concurrent([nothing, nothing], names=names)  # type: ignore[arg-type]
+        assert "0 members" in repr(pipe)
+
     def test_names_are_unique_and_a_refused_stage_leaves_nothing(self, target: str) -> None:
         pipe = eagle.GraphPipeline(target=target).add(nothing, name="a")
         with pytest.raises(ValueError, match="'a' already"):

@@ -431,3 +431,51 @@ async def test_the_loop_lives_while_runs_run() -> None:
                     group.start_soon(lambda: eagle.simulate(models.climb, **models.climb_planes(3000), max_steps=5000))
         worst.append(beats.worst_s)
     assert min(worst) < FREE_S, worst
+
+
+# ---- what changes between binding and running, and numbers that do not fit -------------------------------------------
+
+
+@both_faces
+async def test_arrays_that_have_become_read_only_are_refused(face: Face) -> None:
+    """Copied planes too: their results could not be written back."""
+    x, c, goal = np.zeros(4), np.zeros(4), np.arange(1.0, 5.0)
+    planes: list[tuple[Any, np.ndarray, dict[str, Any]]] = [
+        (models.climb, x, {"x": x, "c": c, "goal": goal, "r": 1.0}),
+    ]
+    p = np.zeros((4, 3))
+    planes.append((models.glide, p, {"u": np.ones((4, 3)), "dt": 1.0, "end": goal, "p": p, "t": np.zeros(4)}))
+    for kernel, written, given in planes:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", eagle.LayoutWarning)
+            sim = await face.simulation(kernel, **given, max_steps=10)
+        written.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only since it was bound"):
+            await face.run(sim)
+        assert not written.any()
+        written.flags.writeable = True
+        assert (await face.run(sim)).done
+        assert written.any()
+
+
+@both_faces
+@pytest.mark.parametrize(
+    ("scalar_type", "goal"), [("float32", 1e300), ("float64", 10**400), ("float32", -1e39), (None, np.True_)]
+)
+async def test_a_number_that_no_plane_can_hold(face: Face, scalar_type: Any, goal: Any) -> None:
+    with np.errstate(all="raise"), pytest.raises(ValueError, match="'goal'"):
+        await face.simulate(models.climb, x=0.0, c=0.0, goal=goal, r=1.0, max_steps=3, scalar_type=scalar_type)
+
+
+@both_faces
+@pytest.mark.parametrize("scalar_type", [0, False, "", "float16", np.ones(2), np.dtype("f4")])
+async def test_an_odd_precision(face: Face, scalar_type: Any) -> None:
+    with pytest.raises(ValueError, match="scalar_type"):
+        await face.simulate(models.climb, x=0.0, c=0.0, goal=1.0, r=1.0, max_steps=3, scalar_type=scalar_type)
+
+
+@both_faces
+async def test_a_round_ends_with_its_last_sample(face: Face) -> None:
+    """Not after the 10 million steps that were asked for: that would take seconds."""
+    result = await face.simulate(models.climb_listed, **models.climb_planes(3), max_steps=10, every=10**9)
+    assert result.done

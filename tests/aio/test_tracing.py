@@ -383,3 +383,9 @@ def test_a_forked_child_leaves_the_file_alone(path: pathlib.Path) -> None:
         args=[str(path)],
     ).check()
     assert [event["name"] for event in events_of(path)] == ["parent", "parent"]
+
+
+@pytest.mark.parametrize("path", [1, None, b"x"])
+def test_what_is_no_path(path: Any) -> None:
+    with pytest.raises(TypeError, match="path"), tracing.trace(path):
+        pass

@@ -389,3 +389,14 @@ def test_a_child_that_is_forked_during_a_build_builds_too(tmp_path: Path) -> Non
         """,
         args=[str(tmp_path / "a"), str(tmp_path / "b")],
     ).check()
+
+
+@pytest.mark.parametrize(("bad", "error"), [("", ValueError), (3, TypeError), (b"x", TypeError)])
+def test_a_folder_that_is_none(bad: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="cache_dir"):
+        eagle.deploy(models.climb, cache_dir=bad)
+
+
+def test_the_home_folder_may_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_root("~/units") == tmp_path / "units"

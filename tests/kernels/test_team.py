@@ -290,3 +290,32 @@ def test_the_interpreter_exits_while_jobs_run() -> None:
         time.sleep(0.01)
         """
     ).check()
+
+
+def test_a_run_of_an_exit_hook_that_comes_too_late_is_refused_or_done() -> None:
+    """The hook was registered before eagle's own, so it runs behind it; a success that never ran would be worse."""
+    ended = run_script(
+        """
+        import asyncio, atexit
+        import numpy as np
+        import eagle, eagle.sync
+        from tests.helpers import models
+
+        def late():
+            planes = models.climb_planes(200_000)
+            try:
+                asyncio.run(eagle.simulate(models.climb, **planes, max_steps=10**6))
+            except eagle.StateError as error:
+                assert "exiting" in str(error)
+                assert not planes["c"].any()
+            else:
+                raise SystemExit("a run that could not begin has succeeded")
+            assert eagle.sync.simulate(models.climb, **planes, max_steps=10**6).done
+            assert np.array_equal(planes["c"], planes["goal"])
+            print("late")
+
+        atexit.register(late)
+        eagle.sync.simulate(models.climb, x=0.0, c=0.0, goal=3.0, r=1.0, max_steps=9)
+        """
+    )
+    assert ended.check().out == "late\n"
