@@ -8,6 +8,9 @@ import sys
 import eagle
 
 
+_MOST = 100_000_000  # some 6 GB of planes
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m eagle", description=eagle.__doc__.partition("\n")[0])
@@ -29,9 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _count(text: str) -> int:
-    number = int(text.replace("_", ""))
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number of samples; give 1 or more")
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if not 1 <= number <= _MOST:
+        raise argparse.ArgumentTypeError(f"{text} is no number of samples; give 1 to {_MOST:,}")
     return number
 
 

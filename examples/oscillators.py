@@ -205,6 +205,8 @@ def main() -> None:
             import matplotlib  # noqa: F401 - asked for now: nobody wants to hear of it after the run
         except ImportError:
             sys.exit('--plot draws with matplotlib; install it: pip install -e ".[plot]"')
+        if not options.plot.parent.is_dir():
+            parser.error(f"--plot is {options.plot}; there is no folder {options.plot.parent}")
     try:
         given, result, built_s = anyio.run(run, options.n, options.gpu)
     except* eagle.BackendUnavailable as errors:
