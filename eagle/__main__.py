@@ -7,7 +7,6 @@ import sys
 
 import eagle
 
-
 _MOST = 100_000_000  # some 6 GB of planes
 
 
