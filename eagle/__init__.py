@@ -44,7 +44,7 @@ _HOMES = {
     "eagle.kernels.interop": ("detect", "origin_adapter", "to_cupy"),
     "eagle.kernels.launch": ("launch", "pure_prepare"),
     "eagle.kernels.loaded": ("LoadedKernel", "LoadedPure", "LoadedVector"),
-    "eagle.kernels.planes": ("samples_first", "samples_last"),
+    "eagle.kernels.layout": ("samples_first", "samples_last"),
     "eagle.kernels.registry": ("KernelRegistry", "load_manifest"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

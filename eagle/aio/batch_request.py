@@ -14,7 +14,8 @@ import numpy as np
 
 from eagle.aio.simulation import names_in_order
 from eagle.kernels.interop import detect
-from eagle.kernels.planes import Layout, Plane, Planes, bind_number, shared_array, unmarked
+from eagle.kernels.layout import Layout, unmarked
+from eagle.kernels.planes import Plane, Planes, bind_number, shared_array
 from eagle.kernels.residency import Residency, residency_of
 from eagle.kernels.step import Step, bind_step, check_names
 

@@ -25,8 +25,8 @@ from eagle.aio.simulation import model_step
 from eagle.aio.wake import Mailbox, mailbox
 from eagle.errors import StateError
 from eagle.kernels.build import is_hawk_kernel
+from eagle.kernels.layout import Layout, check_layout_word
 from eagle.kernels.plan import Plan
-from eagle.kernels.planes import Layout, check_layout_word
 from eagle.kernels.step import MAX_MAPPED_SAMPLES
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from eagle.kernels.interop import detect
-from eagle.kernels.planes import Plane, Planes, unmarked
+from eagle.kernels.layout import unmarked
+from eagle.kernels.planes import Plane, Planes
 
 LEARN = "learn"
 

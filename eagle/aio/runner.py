@@ -18,8 +18,8 @@ from eagle.aio.host_loop import HostLoop
 from eagle.aio.limits import Admission, default_limiter
 from eagle.aio.pipeline import GraphPipeline
 from eagle.errors import Busy
+from eagle.kernels.layout import Layout, check_layout_word
 from eagle.kernels.plan import Plan
-from eagle.kernels.planes import Layout, check_layout_word
 from eagle.kernels.step import Step, bind_step, check_names, step_of
 
 if TYPE_CHECKING:

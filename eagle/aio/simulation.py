@@ -13,8 +13,8 @@ from eagle.aio.report import RunReport, SimResult
 from eagle.aio.runner import OWN_OPTIONS, Runner, RunOptions, check_max_steps, take_options
 from eagle.kernels.build import is_hawk_kernel
 from eagle.kernels.deploy import deploy
+from eagle.kernels.layout import Layout, check_layout_word
 from eagle.kernels.plan import Plan
-from eagle.kernels.planes import Layout, check_layout_word
 from eagle.kernels.roles import FUSED_STEPS
 from eagle.kernels.signature import bind_call
 from eagle.kernels.step import Step, check_names, step_of

@@ -11,7 +11,8 @@ import numpy as np
 
 from eagle.kernels.binding import BoundPlan, own_words
 from eagle.kernels.interop import let_frameworks_wait
-from eagle.kernels.planes import Planes, bind_planes, callers_level, marked, real_number, unmarked
+from eagle.kernels.layout import marked, unmarked
+from eagle.kernels.planes import Planes, bind_planes, callers_level, real_number
 from eagle.kernels.residency import Residency, host_view, residency_of
 from eagle.kernels.roles import RESERVED, Arg
 from eagle.kernels.signature import Signature, bind_call, companions

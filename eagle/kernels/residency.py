@@ -10,7 +10,7 @@ import numpy as np
 
 from eagle.errors import BackendUnavailable
 from eagle.kernels.interop import Adapter, detect, origin_adapter
-from eagle.kernels.planes import unmarked
+from eagle.kernels.layout import unmarked
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from eagle.kernels.planes import Layout, Planes, bind_planes
+from eagle.kernels.planes import Planes, bind_planes
 from eagle.kernels.residency import Residency, residency_of
 from eagle.kernels.roles import RESERVED, Arg
 from eagle.kernels.signature import companions
 
 if TYPE_CHECKING:
+    from eagle.kernels.layout import Layout
     from eagle.kernels.plan import Plan
 
 MAX_SAMPLES = 2**32 - 1  # finished_count is a uint32

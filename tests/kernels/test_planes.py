@@ -12,16 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import eagle
-from eagle.kernels.planes import (
-    bind_number,
-    bind_planes,
-    check_layout_word,
-    marked,
-    real_number,
-    refuse_overlaps,
-    shared_array,
-    unmarked,
-)
+from eagle.kernels.layout import check_layout_word, marked, unmarked
+from eagle.kernels.planes import bind_number, bind_planes, real_number, refuse_overlaps, shared_array
 from eagle.kernels.roles import Arg
 
 F8, F4, I8, BOOL = (np.dtype(kind) for kind in ("f8", "f4", "i8", "?"))
