@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,12 @@ def target(request: pytest.FixtureRequest) -> str:
     """Where the test's graphs run: one body for both, the device half skipped where no GPU can be used."""
     name: str = request.param
     return name
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C as a terminal gives it: a shell that starts the tests in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
