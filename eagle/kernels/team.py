@@ -9,11 +9,13 @@ join the team for its own job (`Team.join`), which spares short runs a change of
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +34,17 @@ def core_count() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:
         return os.cpu_count() or 1
+
+
+def _find_core() -> Callable[[], int] | None:
+    try:
+        find: Callable[[], int] = ctypes.CDLL(None).sched_getcpu
+    except (AttributeError, OSError, TypeError):  # not Linux
+        return None
+    return find if hasattr(os, "sched_setaffinity") else None
+
+
+_current_core = _find_core()
 
 
 class Job(ABC, Generic[P]):
@@ -54,6 +67,7 @@ class Job(ABC, Generic[P]):
         self._running = 0
         self._ended = False
         self._abandoned = False
+        self._cores: dict[int, int] = {}  # where each thread last worked on it
         self._error: BaseException | None = None
 
     @abstractmethod
@@ -100,6 +114,26 @@ class Job(ABC, Generic[P]):
             self._abandoned = self.stopping = True
             self._ready.clear()
             self._ended = self._ended or self._running == 0
+
+    def spread(self) -> None:
+        """Give the calling thread a core of its own, where another thread works on the job on this one.
+
+        Linux may wake a thread on the core of whoever woke it and leave both there for some 10 ms, a short run's whole
+        life, while other cores idle. The thread's affinity is as before at the end; only its core has changed.
+        """
+        if _current_core is None or self.width < 2:
+            return
+        me, core = threading.get_ident(), _current_core()
+        taken = {other for thread, other in self._cores.copy().items() if thread != me}
+        if core in taken:
+            allowed = os.sched_getaffinity(0)
+            free = allowed - taken
+            if free:
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(0, free)
+                    os.sched_setaffinity(0, allowed)
+                core = _current_core()
+        self._cores[me] = core
 
     def work(self) -> bool:
         """Work on one piece for a slice; False when there was none to take."""
@@ -188,6 +222,7 @@ class Team:
         Threads of the team work beside it where the job is wide enough. The job may still be running when this returns.
         """
         if job.start():
+            job.spread()
             self._offer(job, besides_caller=True)
             while job.work():
                 self._offer(job, besides_caller=True)
@@ -226,6 +261,7 @@ class Team:
 
     def _serve(self) -> None:
         while (job := self._take()) is not None:
+            job.spread()
             job.work()
             self._offer(job)
             del job  # an idle thread must not keep the last job's arrays alive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -319,3 +320,20 @@ def test_a_run_of_an_exit_hook_that_comes_too_late_is_refused_or_done() -> None:
         """
     )
     assert ended.check().out == "late\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity of threads")
+def test_a_thread_that_leaves_a_shared_core_keeps_its_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = os.sched_getaffinity(0)
+    core = min(allowed)
+    monkeypatch.setattr(module, "_current_core", lambda: core)
+    asked = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda who, cores: asked.append(set(cores)))
+    job = Rounds(1, 2)
+    job.spread()
+    job.spread()  # its own core is no reason to leave
+    assert asked == []
+    shared = Rounds(1, 2)
+    shared._cores[-1] = core  # another thread works there
+    shared.spread()
+    assert asked == ([allowed - {core}, allowed] if len(allowed) > 1 else [])
