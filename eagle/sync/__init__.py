@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import eagle
+from eagle.aio.functions_first import FunctionsFirst
 
 _HOMES = {
     "eagle.sync.composer": ("GraphComposer",),
@@ -46,13 +46,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-class _Names(ModuleType):
-    """A package in which the function `simulation` keeps its name although a module of that name is loaded."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if isinstance(value, ModuleType) and name in __all__:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Names
+sys.modules[__name__].__class__ = FunctionsFirst
