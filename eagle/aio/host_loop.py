@@ -104,13 +104,14 @@ class HostLoop(BoundLoop):
         finally:
             self._spare_calls.append(calls)
 
-    def begin(self) -> None:
-        """Set the per-run counts; called before a run is started."""
+    def begin(self) -> int:
+        """Set the per-run counts, called before a run is started; returns the samples finished."""
         self.compactions = 0
         self._reorders_before = self._reorders()
-        self._compacted_at = self.sync_counter()
+        finished = self._compacted_at = self.sync_counter()
         if self.active is not None:  # an edited mask may hold as many live samples as before, but others
             self.active.compact()
+        return finished
 
     def sync_counter(self) -> int:
         """Set the counter to the mask, which the caller may have edited; returns the samples finished."""

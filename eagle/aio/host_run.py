@@ -91,9 +91,8 @@ class HostRun(Job[Range]):
         self.completion: Completion[None] = Completion(None, name=loop.name, stop=self.stop)
         self.report: RunReport | None = None
         loop.planes.refuse_read_only()
-        loop.begin()
         loop.planes.take_in()
-        self.already = loop.sync_counter()
+        self.already = loop.begin()
         self._begun = False
         self._watching = threading.Lock()  # not the job's: a display may write to a stream that is slow
         self._meter = Meter(loop.n, self.already)
