@@ -27,9 +27,10 @@ def check_step(step: object, what: str = "a step") -> None:
     for plain in plain_steps(step):
         if not callable(plain):
             raise TypeError(f"{what} is {plain!r}; give a callable without arguments, a Skippable or a RepeatWhile")
-        if _is_async(plain):
+        kind = _kind_of_async(plain)
+        if kind is not None:
             raise TypeError(
-                f"{what} is the {_kind_of_async(plain)} function {plain!r}, whose body a call does not run; give a "
+                f"{what} is the {kind} function {plain!r}, whose body a call does not run; give a "
                 "plain function, and await the Completion"
             )
         try:
@@ -51,27 +52,22 @@ def check_hook(pre_launch: object) -> None:
     Raises:
         TypeError: It cannot be called, or is a coroutine function.
     """
-    if not callable(pre_launch) or _is_async(pre_launch):
+    if not callable(pre_launch) or _kind_of_async(pre_launch) is not None:
         raise TypeError(f"pre_launch is {pre_launch!r}; give a plain callable without arguments")
 
 
-def _kind_of_async(step: Any) -> str:
+def _kind_of_async(step: Any) -> str | None:
+    """What kind of function only begins when it is called, "coroutine" or "generator"; None for a plain one."""
     while isinstance(step, partial):
         step = step.func
-    if not inspect.isroutine(step):
-        step = type(step).__call__
-    return "coroutine" if inspect.iscoroutinefunction(step) else "generator"
-
-
-def _is_async(step: Any) -> bool:
-    while isinstance(step, partial):
-        step = step.func
-    if inspect.iscoroutinefunction(step) or inspect.isasyncgenfunction(step) or inspect.isgeneratorfunction(step):
-        return True
-    if inspect.isroutine(step):
-        return False
-    call = inspect.getattr_static(type(step), "__call__", None)  # an object with an `async def __call__`
-    return inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call)
+    for function in (step, inspect.getattr_static(type(step), "__call__", None)):  # or an object with an async __call__
+        if inspect.iscoroutinefunction(function):
+            return "coroutine"
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            return "generator"
+        if inspect.isroutine(step):  # the type's own __call__ says nothing about it
+            break
+    return None
 
 
 def refuse_nested_loop(member: Member, pipeline: str) -> None:
