@@ -11,6 +11,7 @@ import numpy as np
 
 from eagle.aio.compaction import DEFAULT_THETA, MAX_SAMPLES, MIN_EVERY, THETA_RANGE
 from eagle.kernels.device import is_cupy
+from eagle.kernels.planes import refuse_masked
 
 if TYPE_CHECKING:
     from eagle.aio.compaction import Compaction
@@ -43,7 +44,7 @@ def check_mask(mask: Any, *, moved: bool) -> None:
             f"the mask is a {type(mask).__name__}, expected a NumPy or CuPy array of bool or uint8; an array of "
             "another framework comes in through numpy.asarray or eagle.to_cupy"
         )
-    _refuse_masked(mask, "the mask")
+    refuse_masked(mask, "the mask")
     if mask.dtype not in (np.bool_, np.uint8):
         raise ValueError(f"the mask has dtype {mask.dtype}, expected bool or uint8")
     if mask.ndim != 1 or not mask.flags.c_contiguous:
@@ -57,17 +58,12 @@ def check_mask(mask: Any, *, moved: bool) -> None:
         raise ValueError("the mask is read-only, and a reordering set moves it; pass a writable array")
 
 
-def _refuse_masked(x: object, what: str) -> None:
-    if isinstance(x, np.ma.MaskedArray):
-        raise ValueError(f"{what} is a masked array, whose mask a kernel cannot see; pass .filled(...) or .data")
-
-
 def check_array(arm: Compaction, x: object, what: str) -> None:
     """Refuse what is no array of the module and device of the arm's mask."""
     if not arm.is_array(x):
         module = "NumPy" if arm.device(arm.mask) is None else "CuPy"
         raise TypeError(f"{what} is a {type(x).__name__}, expected a {module} array, as the mask is one")
-    _refuse_masked(x, what)
+    refuse_masked(x, what)
     if arm.device(x) != arm.device(arm.mask):
         raise ValueError(
             f"{what} lies on device {arm.device(x)} and the mask on device {arm.device(arm.mask)}; put them on one"

@@ -156,6 +156,16 @@ def _wants(arg: Arg) -> str:
     return flat if len(arg.shape) == 1 else f"{flat}, row-major flat {arg.shape[0]}x{arg.shape[1]} matrices"
 
 
+def refuse_masked(x: object, what: str) -> None:
+    """Refuse a masked array.
+
+    Raises:
+        ValueError: `x` is one.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError(f"{what} is a masked array, whose mask a kernel cannot see; pass .filled(...) or .data")
+
+
 def _as_array(arg: Arg, value: Any, xp: ModuleType) -> Any:
     """``value`` as an array of ``xp`` over the same memory; numbers become 0-d arrays."""
     if value is None or isinstance(value, (str, bytes, bool, np.bool_, complex)):
@@ -165,10 +175,7 @@ def _as_array(arg: Arg, value: Any, xp: ModuleType) -> Any:
     if isinstance(value, xp.ndarray):
         if type(value) is xp.ndarray:
             return value
-        if isinstance(value, np.ma.MaskedArray):
-            raise ValueError(
-                f"{arg.name!r} is a masked array, whose mask a kernel cannot see; pass .filled(...) or .data"
-            )
+        refuse_masked(value, repr(arg.name))
         # A subclass may reshape as it likes (np.matrix stays 2-d), and its own view() may do anything.
         return np.ndarray.view(value, np.ndarray) if xp is np else value
     adapter = detect(value)
