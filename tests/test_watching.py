@@ -11,26 +11,18 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import hawk
 import numpy as np
 import pytest
-from hawk import Mutable, Param, Scalar, Terminated
 
 import eagle
 import eagle.sync
 from tests.helpers.child import run_script
+from tests.helpers.models import climb
+from tests.helpers.streams import Rude
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable
-
-
-@hawk.kernel
-def climb(x: Mutable[Scalar], c: Mutable[Scalar], goal: Scalar, r: Param, terminated: Terminated):
-    up = x + r
-    x = up
-    c = c + 1.0
-    terminated = up >= goal
 
 
 def planes(n: int = 50, goal: float | None = None) -> dict[str, Any]:
@@ -39,28 +31,11 @@ def planes(n: int = 50, goal: float | None = None) -> dict[str, Any]:
     return {"x": np.zeros(n), "c": np.zeros(n), "goal": goals, "r": 1.0}
 
 
-class Raises:
-    """A stream whose third write raises, and all later ones."""
-
-    encoding = "utf-8"
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def isatty(self) -> bool:
-        return True
-
-    def flush(self) -> None:
-        pass
-
-    def write(self, text: str) -> int:
-        self.calls += 1
-        if self.calls >= 3:
-            raise OSError("the terminal is gone")
-        return len(text)
-
-
-@pytest.mark.parametrize("make", [Raises, object, lambda: None], ids=["write raises", "no isatty", "None"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Rude(2, OSError("the terminal is gone")), object, lambda: None],
+    ids=["write raises", "no isatty", "None"],
+)
 @pytest.mark.parametrize("tqdm", [True, False], ids=["tqdm", "plain"])
 def test_a_bad_terminal_does_not_hurt_the_run(
     make: Callable[[], object], tqdm: bool, monkeypatch: pytest.MonkeyPatch, silence: list[object]

@@ -18,6 +18,7 @@ import pytest
 import eagle
 from eagle.errors import StateError
 from tests.helpers.batch_cases import CASES
+from tests.helpers.batch_client import gathered
 from tests.helpers.batch_models import climb_request, climbed, drift, stair, waiting
 from tests.helpers.models import arrived, climb, glide, move, numbered
 
@@ -30,20 +31,6 @@ LIMIT_S = 10.0
 
 def climbing(**options: Any) -> eagle.Batcher:
     return eagle.Batcher(climb, **{"max_steps": 10_000, "max_wait": 0.005, "r": 1.0, **options})
-
-
-async def gathered(batcher: eagle.Batcher, requests: list[dict[str, Any]]) -> list[Any]:
-    """The results of requests made in one turn of the loop."""
-    results: list[Any] = [None] * len(requests)
-
-    async def ask(i: int) -> None:
-        results[i] = await batcher.simulate(**requests[i])
-
-    with anyio.fail_after(LIMIT_S):
-        async with anyio.create_task_group() as group:
-            for i in range(len(requests)):
-                group.start_soon(ask, i)
-    return results
 
 
 # ---- the bits of running alone --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 import eagle
 from tests.helpers.batch_cases import CASES
-from tests.helpers.batch_client import ENDLESS, Client, R
+from tests.helpers.batch_client import ENDLESS, Client, R, gathered
 from tests.helpers.batch_models import climb_request, climbed
 from tests.helpers.models import (
     climb,
@@ -51,19 +51,6 @@ def right(result: Any, planes: dict[str, Any], cupy: Any) -> bool:
     )
 
 
-async def gathered(batcher: eagle.Batcher, requests: list[dict[str, Any]]) -> list[Any]:
-    results: list[Any] = [None] * len(requests)
-
-    async def ask(i: int) -> None:
-        results[i] = await batcher.simulate(**requests[i])
-
-    with anyio.fail_after(LIMIT_S):
-        async with anyio.create_task_group() as group:
-            for i in range(len(requests)):
-                group.start_soon(ask, i)
-    return results
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("max_steps", [150, 10_000])
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
@@ -75,7 +62,7 @@ async def test_results_have_the_bits_of_running_alone(
     requests = [moved(make(n, i), cupy) for i, n in enumerate(sizes)]
     kept = [{name: plane.copy() for name, plane in request.items()} for request in requests]
     async with eagle.Batcher(model, max_steps=max_steps, max_samples=2048, **shared) as batcher:
-        results = await gathered(batcher, requests) + await gathered(batcher, requests[::-1])
+        results = await gathered(batcher, requests, LIMIT_S) + await gathered(batcher, requests[::-1], LIMIT_S)
     shared = {name: cupy.asarray(value) if isinstance(value, np.ndarray) else value for name, value in shared.items()}
     for before, request, result in zip(kept + kept[::-1], requests + requests[::-1], results, strict=True):
         for name, plane in request.items():
@@ -94,7 +81,7 @@ async def test_host_and_device_requests_go_to_different_batches(cupy: Any) -> No
     requests = [climb_request(n) if n % 2 else moved(climb_request(n), cupy) for n in range(1, 20)]
     async with climbing() as batcher:
         for _ in range(2):
-            results = await gathered(batcher, requests)
+            results = await gathered(batcher, requests, LIMIT_S)
             reports = {id(result.report): result.report.n for result in results}
             assert sorted(reports.values()) == [90, 100]
             for result, planes in zip(results, requests, strict=True):
@@ -166,7 +153,7 @@ async def test_finished_requests_are_answered_while_the_others_go_on(cupy: Any) 
 async def test_a_request_larger_than_a_batch_runs_alone(cupy: Any) -> None:
     requests = [moved(climb_request(n), cupy) for n in (64, 65, 200, 1, 1, 1)]
     async with climbing(max_samples=64) as batcher:
-        results = await gathered(batcher, requests)
+        results = await gathered(batcher, requests, LIMIT_S)
     assert all(right(result, planes, cupy) for result, planes in zip(results, requests, strict=True))
     assert [result.report.n for result in results[1:3]] == [65, 200]
 
@@ -175,7 +162,7 @@ async def test_a_thousand_requests(cupy: Any) -> None:
     requests = [moved(climb_request(1 + i % 50), cupy) for i in range(1024)]
     async with climbing() as batcher:
         for _ in range(3):
-            results = await gathered(batcher, requests)
+            results = await gathered(batcher, requests, LIMIT_S)
     assert all(right(result, planes, cupy) for result, planes in zip(results, requests, strict=True))
 
 

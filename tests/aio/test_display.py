@@ -12,6 +12,7 @@ from eagle.aio import display as display_module
 from eagle.aio.display import Display
 from eagle.aio.progress import Progress
 from tests.helpers.child import run_script
+from tests.helpers.streams import Rude
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,27 +26,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-class Rude:
-    """A stream whose `write` raises from the given call on."""
-
-    encoding = "utf-8"
-
-    def __init__(self, good: int, error: Exception) -> None:
-        self.good, self.error, self.calls = good, error, 0
-
-    def isatty(self) -> bool:
-        return True
-
-    def flush(self) -> None:
-        pass
-
-    def write(self, text: str) -> int:
-        self.calls += 1
-        if self.calls > self.good:
-            raise self.error
-        return len(text)
 
 
 @pytest.fixture(params=["tqdm", "plain"])

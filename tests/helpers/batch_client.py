@@ -1,4 +1,4 @@
-"""A random client of a Batcher of `logistic`, for stress tests on either side."""
+"""Requests made together, and a random client of a Batcher of `logistic`, for tests on either side."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ if TYPE_CHECKING:
 
 R = 3.99  # what the Batcher must share as r
 ENDLESS = 1e12  # more steps than any test waits for
+
+
+async def gathered(batcher: eagle.Batcher, requests: list[dict[str, Any]], limit_s: float = 10.0) -> list[Any]:
+    """The results of requests made in one turn of the loop; TimeoutError after `limit_s` seconds."""
+    results: list[Any] = [None] * len(requests)
+
+    async def ask(i: int) -> None:
+        results[i] = await batcher.simulate(**requests[i])
+
+    with anyio.fail_after(limit_s):
+        async with anyio.create_task_group() as group:
+            for i in range(len(requests)):
+                group.start_soon(ask, i)
+    return results
 
 
 class Client:

@@ -12,21 +12,9 @@ from eagle.errors import BackendUnavailable
 from eagle.kernels.device import unusable_reason
 from eagle.kernels.interop import detect, let_frameworks_wait, origin_adapter, to_cupy
 from tests.helpers.child import run_script
+from tests.helpers.producer import Producer
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "warp", "cupy")
-
-
-class Producer:
-    """A DLPack producer of no known framework, over a NumPy array."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.array.__dlpack_device__()
 
 
 class Legacy(Producer):

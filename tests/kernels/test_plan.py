@@ -14,6 +14,7 @@ import eagle
 from eagle.errors import StateError
 from eagle.kernels import binding
 from tests.helpers import models
+from tests.helpers.producer import Producer
 
 X = np.array([0.0, 1.0, -2.0, 4.0])
 V = np.arange(12.0).reshape(3, 4)
@@ -483,24 +484,11 @@ def test_a_misaligned_input_is_copied_and_a_misaligned_output_refused() -> None:
         eagle.deploy(models.affine)(X, 2.0, 1.0, out=x)
 
 
-class Foreign:
-    """An array of no framework we know, readable through DLPack."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.array.__dlpack_device__()
-
-
 def test_foreign_inputs_are_converted_like_our_own() -> None:
     for array in (X, X.astype(int), np.repeat(X, 2)[::2]):
-        assert np.array_equal(models.affine(Foreign(array), 2.0, 1.0), 2.0 * X + 1.0)
+        assert np.array_equal(models.affine(Producer(array), 2.0, 1.0), 2.0 * X + 1.0)
     with pytest.warns(UserWarning, match="float32"):
-        assert np.array_equal(models.affine(Foreign(X.astype(np.float32)), 2.0, 1.0), 2.0 * X + 1.0)
+        assert np.array_equal(models.affine(Producer(X.astype(np.float32)), 2.0, 1.0), 2.0 * X + 1.0)
     x = X.copy()
-    eagle.deploy(models.affine)(Foreign(x), 2.0, 1.0, out=x)
+    eagle.deploy(models.affine)(Producer(x), 2.0, 1.0, out=x)
     assert np.array_equal(x, 2.0 * X + 1.0)
