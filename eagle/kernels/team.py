@@ -126,13 +126,13 @@ class Job(ABC, Generic[P]):
         me, core = threading.get_ident(), _current_core()
         taken = {other for thread, other in self._cores.copy().items() if thread != me}
         if core in taken:
-            allowed = os.sched_getaffinity(0)
-            free = allowed - taken
-            if free:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a sandbox may forbid it: then the system decides alone
+                allowed = os.sched_getaffinity(0)
+                free = allowed - taken
+                if free:
                     os.sched_setaffinity(0, free)
                     os.sched_setaffinity(0, allowed)
-                core = _current_core()
+                    core = _current_core()
         self._cores[me] = core
 
     def work(self) -> bool:

@@ -337,3 +337,20 @@ def test_a_thread_that_leaves_a_shared_core_keeps_its_affinity(monkeypatch: pyte
     shared._cores[-1] = core  # another thread works there
     shared.spread()
     assert asked == ([allowed - {core}, allowed] if len(allowed) > 1 else [])
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity of threads")
+@pytest.mark.parametrize("call", ["sched_getaffinity", "sched_setaffinity"])
+def test_a_system_that_forbids_affinity_runs_jobs_all_the_same(
+    call: str, team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    core_count()
+    monkeypatch.setattr(os, call, forbidden)
+    monkeypatch.setattr(module, "_current_core", lambda: 0)
+    job = Rounds(3, 4, 2)
+    job._cores[-1] = 0
+    team.submit(job)
+    job.check(3)
