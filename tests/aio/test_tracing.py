@@ -234,8 +234,14 @@ async def test_task_names(path: pathlib.Path) -> None:
 
 
 async def test_a_timed_block_may_await_and_names_its_task(path: pathlib.Path) -> None:
+    begun, together = set(), anyio.Event()
+
     async def work(k: int) -> None:
         with tracing.timed("host", "run", k=k):
+            begun.add(k)
+            if len(begun) == 3:
+                together.set()
+            await together.wait()
             await anyio.sleep(0.001)
 
     with tracing.trace(path):
