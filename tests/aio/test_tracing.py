@@ -234,15 +234,21 @@ async def test_task_names(path: pathlib.Path) -> None:
 
 
 async def test_a_timed_block_may_await_and_names_its_task(path: pathlib.Path) -> None:
-    begun, together = set(), anyio.Event()
+    begun: list[int] = []
+    left = [anyio.Event() for _ in range(4)]
+    together = anyio.Event()
 
     async def work(k: int) -> None:
         with tracing.timed("host", "run", k=k):
-            begun.add(k)
+            before = begun.copy()
+            begun.append(k)
             if len(begun) == 3:
                 together.set()
             await together.wait()
+            for earlier in before:  # who began first leaves first, so that no span lies within another
+                await left[earlier].wait()
             await anyio.sleep(0.001)
+        left[k].set()
 
     with tracing.trace(path):
         async with anyio.create_task_group() as group:
