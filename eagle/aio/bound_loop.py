@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from eagle.aio.completion import Completion
+    from eagle.aio.device_short import ShortRun
     from eagle.aio.report import RunReport
     from eagle.kernels.planes import Planes
     from eagle.kernels.residency import Residency
@@ -181,6 +182,10 @@ class BoundLoop:
             priority: CUDA stream priority, or None.
         """
         raise NotImplementedError
+
+    def short(self, *, max_steps: int, priority: int | None) -> ShortRun | None:
+        """The whole run, issued at once, where that can be done in a shorter way than by `start`; else None."""
+        return None
 
     def _has(self, name: str) -> bool:
         return name in self.step.args

@@ -23,8 +23,8 @@ from eagle.aio.conditions import StopWords, guard_kernel, guard_words, prepare_k
 from eagle.aio.guards import RepeatWhile, Skippable, plain_steps
 from eagle.aio.operands import operands_of
 from eagle.aio.target import blame
-from eagle.errors import BackendUnavailable, StateError
-from eagle.kernels.device import INSTALL, cuda_code, require_cupy
+from eagle.errors import StateError
+from eagle.kernels.device import cuda_code, import_cuda, require_cupy
 from eagle.kernels.device_call import cuda_driver
 
 if TYPE_CHECKING:
@@ -175,11 +175,7 @@ class _Attempt:
             self._check_guards(member, part)
 
     def _begin(self) -> Any:
-        try:
-            from cuda.core import Device
-        except ImportError as error:
-            raise BackendUnavailable(f"cuda-core is not installed ({error}); {INSTALL}") from error
-        device = Device(self._device)
+        device = import_cuda("cuda.core").Device(self._device)
         device.set_current()
         builder = device.create_stream(self._stream).create_graph_builder()
         self._builders.append(builder)

@@ -27,7 +27,6 @@ import anyio
 from eagle.aio import counters, workers
 from eagle.aio.wake import (
     Hook,
-    Mailbox,
     Parked,
     ParkedThread,
     driving,
@@ -49,7 +48,6 @@ T = TypeVar("T")
 # A replay of some 20 µs is over before a parked task could be woken (30 to 50 µs), so a task first checks in turns of
 # its loop. Only a few at a time: a thousand waiters taking turns would do nothing else.
 _SPIN_S = 60e-6
-_SPINNERS = 4
 # A blocking caller has nothing better to do.
 _SPIN_BLOCKING_S = 1e-3
 
@@ -217,6 +215,11 @@ class Completion(Generic[T]):
     def source(self) -> Source | None:
         """What tells the end of the work; None for host work, and once settled."""
         return self._source
+
+    @property
+    def lane(self) -> object:
+        """The stream it runs on: work of one lane ends in order. Its own where that is not known."""
+        return getattr(self._source, "lane", self)
 
     @property
     def settled(self) -> bool:
@@ -398,7 +401,7 @@ async def _until_done(completion: Completion[Any]) -> None:
     if box is None:
         completion._block(None)
         return
-    if box.spinning < _SPINNERS and await _taking_turns(completion, box):
+    if await box.look(completion.done, completion.lane, completion.spin_s):
         return
     parked = box.park()
     if not completion._park(parked):
@@ -409,21 +412,6 @@ async def _until_done(completion: Completion[Any]) -> None:
         completion._unpark(parked)
         raise
     counters.woken(perf_counter() - completion._ended_at)
-
-
-async def _taking_turns(completion: Completion[Any], box: Mailbox) -> bool:
-    """Check between turns of the loop for a short while; True when the work has ended."""
-    box.spinning += 1
-    try:
-        until = perf_counter() + completion.spin_s
-        while True:
-            await box.turn()
-            if completion.done():
-                return True
-            if perf_counter() >= until:
-                return False
-    finally:
-        box.spinning -= 1
 
 
 async def drained(completion: Completion[Any]) -> None:

@@ -29,6 +29,7 @@ __all__ = (
     "count_pooled_with",
     "dropped",
     "finished",
+    "in_flight",
     "issued",
     "outcome_of",
     "queued",
@@ -170,6 +171,11 @@ def issued() -> None:
     counts = _counts
     with counts.lock:
         counts.in_flight += 1
+
+
+def in_flight() -> int:
+    """Units that have begun and not ended, without waiting for the lock."""
+    return _counts.in_flight
 
 
 def admitted() -> None:

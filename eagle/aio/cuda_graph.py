@@ -129,10 +129,7 @@ class CudaGraph(AbstractGraph):
         device, runtime, stream = self.device, self._runtime, self._stream.ptr
         check_device(device)
         if captures_here():
-            raise StateError(
-                f"pipeline {self.name!r} was launched by a step that is being captured; a graph cannot hold another "
-                "pipeline's replay: add that pipeline's steps to this one instead"
-            )
+            raise self._captured_by_a_step()
         poller.start()
         current = runtime.getDevice()
         caller = self._cupy.cuda.get_current_stream().ptr
@@ -172,6 +169,58 @@ class CudaGraph(AbstractGraph):
         if n:
             counters.issued()
         return completion
+
+    def replay(self) -> PooledEvent:
+        """Issue one replay that one caller waits for, and that announces its end; see `issue` for the rest.
+
+        No Completion is made and the poller is not told, which costs more than the launch itself.
+
+        Returns:
+            The event behind it: to be given back (`give_back`) when it has ended, or to be handed to `poller.track`.
+
+        Raises:
+            DeviceFault: The device has failed before.
+            BackendUnavailable: In a forked child.
+            StateError: The interpreter is exiting, or a capture is in progress in this thread.
+        """
+        device, runtime, stream, signal = self.device, self._runtime, self._stream.ptr, self._signal
+        assert signal is not None, "whoever replays a graph by itself has told where it announces its end"
+        check_device(device)
+        if captures_here():
+            raise self._captured_by_a_step()
+        poller.start()
+        current = runtime.getDevice()
+        caller = self._cupy.cuda.get_current_stream().ptr
+        with self._lock:
+            if current != device:
+                runtime.setDevice(device)
+            try:
+                self._wait_behind_caller(current, caller)
+                runtime.graphLaunch(self._executable, stream)
+                self._replays += 1
+                event = self._pool.take()
+                event.record(stream)
+                event.announced_by(signal.word, signal.expect(1))
+            except Exception as error:
+                raise self._fault(error) from error
+            finally:
+                if current != device:
+                    runtime.setDevice(current)
+        return event
+
+    def give_back(self, event: PooledEvent) -> None:
+        """Take back the event of a replay that has ended."""
+        self._pool.give(event)
+
+    def _fault(self, error: Exception) -> Exception:
+        """The device's fault that an error stands for, or the error itself."""
+        return fault_from(error, self.device, during=self.name) or error
+
+    def _captured_by_a_step(self) -> StateError:
+        return StateError(
+            f"pipeline {self.name!r} was launched by a step that is being captured; a graph cannot hold another "
+            "pipeline's replay: add that pipeline's steps to this one instead"
+        )
 
     def _call_pre_launch(self, pre_launch: Callable[[], object]) -> None:
         try:

@@ -13,7 +13,7 @@ from eagle.aio.events import EndSignal
 from eagle.kernels.device import require_cupy
 from eagle.kernels.device_call import PackedLaunch, attribute
 
-_HOST_TO_DEVICE = 1
+_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 _NAMES = ("eagle_count_mask", "eagle_report", "eagle_copy", "eagle_tick", "eagle_pace_begin", "eagle_pace_next")
 
 
@@ -135,6 +135,40 @@ class Fetched:
     def read(self, index: int) -> int:
         """One entry as the last `fetch` brought it."""
         return int(self._host[index])
+
+
+class Peek:
+    """Counters of a loop that is running, read beside it on a stream of its own (some 100 µs).
+
+    Args:
+        cells: The counters.
+        ran: The loop's iteration counter, uint32 of shape (1,) on the device.
+        device: CUDA device id.
+    """
+
+    def __init__(self, cells: Cells, ran: Any, device: int) -> None:
+        cupy = require_cupy()
+        self._device = cupy.cuda.Device(device)
+        self._runtime = cupy.cuda.runtime
+        self._keep = (cells, ran)
+        self._sources = (cells.base, int(ran.data.ptr))
+        with self._device:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._pinned = cupy.cuda.alloc_pinned_memory(_HISTOGRAM + 4)
+        self._host = np.frombuffer(self._pinned, np.uint8, _HISTOGRAM + 4)
+
+    def read(self) -> tuple[int, int, int]:
+        """Samples finished, steps done by the policy of an automatic loop, and iterations."""
+        counters, ran = self._sources
+        with self._device:
+            copy, stream = self._runtime.memcpyAsync, self._stream.ptr
+            copy(self._pinned.ptr, counters, _HISTOGRAM, _DEVICE_TO_HOST, stream)
+            copy(self._pinned.ptr + _HISTOGRAM, ran, 4, _DEVICE_TO_HOST, stream)
+            self._stream.synchronize()
+        view = self._host.data
+        finished = _COUNTS.unpack_from(view, 0)[0]
+        steps = _POLICY.unpack_from(view, _OFFSETS["policy"])[2]
+        return finished, steps, int(self._host[_HISTOGRAM:].view(np.uint32)[0])
 
 
 class SharedWord:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from eagle.aio import tracing
 from eagle.aio.active_set import compaction_body
 from eagle.aio.bound_loop import BoundLoop
-from eagle.aio.device_cells import Cells, Fetched, SharedWord, count_mask, pacing, tick
+from eagle.aio.device_cells import Cells, Fetched, Peek, SharedWord, count_mask, pacing, tick
+from eagle.aio.device_short import ShortRun
 from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
 from eagle.aio.ordering import OrderedPlanes
 from eagle.aio.shapes import UNIFORM, Shape, choose
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 SLICE_NS = 5_000_000
 _SPIN_NS = 3_000_000
+_FAR = 8
 _FIRST_K = 16  # steps of the first launch of an automatic active-set loop
 _LATENCY_NS_PER_OP = 1.0  # of a dependent FP64 operation; only until a run has been timed
 
@@ -56,9 +60,9 @@ class DeviceLoop(BoundLoop):
         self.last_finished = 0
         self.last_policy: list[int] | None = None
         self.spin_s = 1e-4
-        self._fused: dict[tuple[Shape, int | None], GraphPipeline] = {}
+        self._fused: dict[tuple[Shape, int | None], tuple[GraphPipeline, Any]] = {}
         self._shape: Shape | None = None
-        self._steady: tuple[Shape, int | None, GraphPipeline] | None = None
+        self._steady: tuple[Shape, int | None, GraphPipeline, Any] | None = None
         self._band: GraphPipeline | None = None
         self._shown: GraphPipeline | None = None
         self.word = None if self.fused_steps is None else SharedWord(self.fused_steps)
@@ -124,12 +128,43 @@ class DeviceLoop(BoundLoop):
             kind = LearningRun if self.learning else FusedRun
         return kind(self, max_steps, priority)
 
-    def expect(self, took_ns: int) -> None:
-        """Note what a launch took: a task that awaits the next one checks in turns of its loop for about as long.
+    def short(self, *, max_steps: int, priority: int | None) -> ShortRun | None:
+        """The run, issued, where it is one replay of a graph that is built and nobody looks; see `ShortRun`."""
+        steady, word = self._steady, self.word
+        if (
+            steady is None
+            or word is None
+            or word.value != max_steps
+            or max_steps > self.budget()
+            or steady[0] is not self._shape
+            or steady[1] != priority
+            or self.copied
+            or self.learning
+            or self.n == 0
+            or self.watchers.wanted
+            or tracing.active
+        ):
+            return None
+        return ShortRun(self, steady[0], steady[3], max_steps)
 
-        A woken task is some 30 µs late, which the shortest runs would feel; a loop that has other tasks runs them
-        meanwhile. Runs of more than a few milliseconds are left to the poller.
+    def timed(self, took_ns: int, steps: int, *, alone: bool) -> None:
+        """Note what a launch took.
+
+        Beside others a launch takes longer than it needs: that makes no slices shorter, which would make all of them
+        slower, unless it is far from what was expected. One slow moment must not slice the next run either.
+
+        A task that awaits the next launch looks in turns of its loop for about as long: a woken task is some 30 µs
+        late, which the shortest runs would feel; a loop that has other tasks runs them meanwhile. Runs of more than a
+        few milliseconds are left to the poller.
+
+        Args:
+            took_ns: From the issue until the end was seen.
+            steps: Of the longest sample.
+            alone: Whether nothing else was in flight.
         """
+        now = took_ns / steps
+        if now < self.ns_per_step or alone or took_ns > _FAR * SLICE_NS:
+            self.ns_per_step = min(now, 2 * self.ns_per_step)
         self.spin_s = 1.5e-9 * took_ns if took_ns < _SPIN_NS else 0.0
 
     def budget(self) -> int:
@@ -143,16 +178,15 @@ class DeviceLoop(BoundLoop):
         steady = self._steady
         if steady is not None and steady[0] is shape and steady[1] == priority:
             return steady[2]
-        pipeline = self._fused.get((shape, priority))
-        if pipeline is None:
+        built = self._fused.get((shape, priority))
+        if built is None:
             steps: list[Callable[[], object]] = [self._fused_launch(shape).launch, self.cells.report]
             if shape.entry == "step":  # the other entries count samples that have finished before
                 steps.insert(0, count_mask(self.kernel_mask, self.cells, self.device).launch)
-            pipeline = self._built(steps, priority)
-            self._fused[shape, priority] = pipeline
-        self._shown = pipeline
-        self._steady = (shape, priority, pipeline)
-        return pipeline
+            built = self._fused[shape, priority] = self._built(steps, priority)
+        self._shown = built[0]
+        self._steady = (shape, priority, *built)
+        return built[0]
 
     def _fused_launch(self, shape: Shape) -> PackedLaunch:
         values = struct_values(self.kernel.sidecar, self.planes, self.bound[0].words)
@@ -212,9 +246,14 @@ class DeviceLoop(BoundLoop):
             steps += [self.loop, self.iterations.fetch]
             if self.reordered is not None:
                 steps.append(self.reordered.fetch)
-            self._band = self._built([*steps, self.cells.report], priority)
+            self._band, _ = self._built([*steps, self.cells.report], priority)
         self._shown = self._band
         return self._band
+
+    @cached_property
+    def peek(self) -> Peek:
+        """The counters of a band run in progress."""
+        return Peek(self.cells, self.loop.iteration_index, self.device)
 
     def _repeat(self, max_steps: int) -> RepeatWhile:
         """The loop itself, with every compaction counted."""
@@ -258,13 +297,14 @@ class DeviceLoop(BoundLoop):
             guard = SkipGuard.nonzero(go)
         return RepeatWhile(tuple(body), guard, self.iteration_cap(max_steps))
 
-    def _built(self, steps: list[Callable[[], object]], priority: int | None) -> GraphPipeline:
+    def _built(self, steps: list[Callable[[], object]], priority: int | None) -> tuple[GraphPipeline, Any]:
+        """A pipeline of these steps, and its graph."""
         began = perf_counter()
         with self.planes.xp.cuda.Device(self.device):
             pipeline = self.pipeline_class(f"run of {self.name}", "cuda", priority=priority)
             for step in steps:
                 pipeline.add(step)
             pipeline.build()
-            pipeline.announce_end(self.cells.signal)
+            graph = pipeline.announce_end(self.cells.signal)
         self.build_s += perf_counter() - began
-        return pipeline
+        return pipeline, graph

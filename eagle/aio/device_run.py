@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from functools import cached_property
 from time import perf_counter, perf_counter_ns, sleep
@@ -9,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from eagle.aio import counters
 from eagle.aio.ordering import OrderedPlanes
 from eagle.aio.progress import Meter
 from eagle.aio.report import RunReport
 from eagle.kernels.device import check_device, has_failed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from eagle.aio.completion import Completion
     from eagle.aio.device_loop import DeviceLoop
+    from eagle.aio.progress import Progress
 
 _FIRST_RUNG = 16  # steps of a learning run's first launch
 
@@ -42,6 +47,7 @@ class DeviceRun(ABC):
         self._stopping = False
         self._work: Completion[Any] | None = None
         self._begun = False
+        self._alone = True
         self._began_s = 0.0
         self._taken = 0
         self._issued_ns = 0
@@ -83,13 +89,14 @@ class DeviceRun(ABC):
             self.gather()
         if self._stopping or self.over():
             return None
+        self._alone = not counters.in_flight()
         self._work = self.issue()
         self._issued_ns = perf_counter_ns()  # not before: the first issue captures a graph
         self._work.spin_s = self.loop.spin_s
         if not self._begun:
             self._begun = True
             self._began_s = perf_counter()
-            self.loop.watchers.begin()
+            self.loop.watchers.begin(look=self.look)
         return self._work
 
     def gather(self) -> None:
@@ -102,6 +109,9 @@ class DeviceRun(ABC):
         watchers = self.loop.watchers
         if watchers.wanted and not self.over():
             watchers.publish(self._meter.read(self.finished, self._taken))
+
+    # How far a run is that tells nothing before its end; never raises. None for one that publishes its slices.
+    look: Callable[[], Progress | None] | None = None
 
     @cached_property
     def _meter(self) -> Meter:
@@ -237,8 +247,7 @@ class FusedRun(DeviceRun):
             self.steps += taken
             self.launches += 1
             self.launches_by_k[taken] = self.launches_by_k.get(taken, 0) + 1
-            loop.expect(took_ns)
-            loop.ns_per_step = min(took_ns / taken, 2 * loop.ns_per_step)  # one slow moment must not slice the next run
+            loop.timed(took_ns, taken, alone=self._alone and not counters.in_flight())
             loop.last_policy = [taken, self.finished, self.steps, self.max_steps, int(not self.over())]
         self._step_sum += counts.step_sum
         if self._step_sum and self.over():
@@ -305,6 +314,7 @@ class BandRun(DeviceRun):
         self._compactions = 0
         self._reorders = 0
         self._ran = False
+        self._looking = threading.Lock()
 
     @property
     def prepared(self) -> bool:
@@ -321,12 +331,31 @@ class BandRun(DeviceRun):
 
     def issue(self) -> Completion[Any]:
         """One launch of the whole loop."""
-        return self.loop.band_pipeline(self.priority).enqueue()
+        loop = self.loop
+        pipeline = loop.band_pipeline(self.priority)
+        if not loop.watchers.wanted:
+            return pipeline.enqueue()
+        # Whoever looks before the loop has begun must not see what the last one counted.
+        return pipeline.enqueue(pre_launch=lambda: loop.loop.cell.data.memset_async(0, loop.loop.cell.nbytes))
+
+    def look(self) -> Progress | None:
+        """The counters as they are while the loop runs; None when they cannot be read."""
+        loop = self.loop
+        try:
+            with self._looking:
+                if self._ran:
+                    return None
+                finished, steps, iterations = loop.peek.read()
+                taken = loop.n * (steps if loop.auto else iterations * loop.every)
+                return self._meter.read(finished, min(taken, loop.n * self.max_steps))
+        except Exception:  # a device that fails: the run itself tells
+            return None
 
     def collect(self, took_ns: int) -> int:
         """Count the loop's iterations."""
         loop = self.loop
-        self._ran = True
+        with self._looking:
+            self._ran = True
         counts = loop.cells.read()
         self.finished = counts.finished
         self._compactions = counts.compactions

@@ -399,15 +399,20 @@ class GraphPipeline:
         """
         return self._ready().to_dot()
 
-    def announce_end(self, signal: EndSignal) -> None:
+    def announce_end(self, signal: EndSignal) -> AbstractGraph:
         """Say that the last step of the built pipeline adds 1 to a host word when a replay ends.
 
         Completions then look at that word before they ask the driver, which saves some microseconds a replay.
 
         Args:
             signal: The word, and how often it is expected to be raised; the pipeline keeps it.
+
+        Returns:
+            The graph, whose owner may issue replays that nobody else waits for (`CudaGraph.replay`).
         """
-        self._ready().announce_end(signal)
+        graph = self._ready()
+        graph.announce_end(signal)
+        return graph
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from eagle.errors import DeviceFault, StateError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Event", "before_polling", "start", "track", "when_idle")
+__all__ = ("Event", "before_polling", "fault_of", "start", "track", "when_idle")
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class _Watch:
                 return None
             error: BaseException | None = None
         except Exception as caught:
-            error = self._fault(caught)
+            error = fault_of(caught, self.device, self.completion.name)
         woken = self.completion.conclude(error)
         self._let_go()
         return woken
@@ -167,24 +167,31 @@ class _Watch:
         except Exception:  # the waiters must be woken all the same
             _log.exception("an event could not be given back to its pool")
 
-    def _fault(self, caught: Exception) -> DeviceFault:
-        from eagle.kernels.device import fault_from
 
-        name = self.completion.name
-        try:
-            fault = fault_from(caught, self.device, during=name)
-        except Exception:  # a dying driver may refuse to say more; the waiters must be woken all the same
-            fault = None
-        if fault is None:
-            fault = DeviceFault(
-                f"CUDA device {self.device} failed while {name!r} was in flight: {caught}. "
-                "Its buffers are undefined; start a new process if the next call fails, too",
-                name,
-                None,
-            )
-        if fault is not caught:
-            fault.__cause__ = caught
-        return fault
+def fault_of(caught: Exception, device: int, name: str | None) -> DeviceFault:
+    """The fault of a device whose event raised.
+
+    Args:
+        caught: What asking the event raised.
+        device: The device.
+        name: Of the pipeline whose work was in flight.
+    """
+    from eagle.kernels.device import fault_from
+
+    try:
+        fault = fault_from(caught, device, during=name)
+    except Exception:  # a dying driver may refuse to say more; the waiters must be woken all the same
+        fault = None
+    if fault is None:
+        fault = DeviceFault(
+            f"CUDA device {device} failed while {name!r} was in flight: {caught}. "
+            "Its buffers are undefined; start a new process if the next call fails, too",
+            name,
+            None,
+        )
+    if fault is not caught:
+        fault.__cause__ = caught
+    return fault
 
 
 class _Poller:

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -97,14 +97,14 @@ class Meter:
         return Progress(self._n, self._finished, self._steps, elapsed, rate, eta)
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(NamedTuple):
     """One consistent view for watchers, replaced as a whole: a reader in another thread never sees half of it."""
 
     runs: int = 0  # runs begun so far
     running: bool = False
     now: Progress | None = None
     last: Progress | None = None  # the final value of the newest run that ended
+    look: Callable[[], Progress | None] | None = None  # asks a run that publishes nothing by itself
 
 
 class Feed:
@@ -119,10 +119,15 @@ class Feed:
         """Whether somebody follows; a short run that nobody follows need not be published."""
         return bool(self._watches)
 
-    def begin(self, value: Progress | None = None) -> None:
-        """A run begins; a short one that nobody follows yet needs no value."""
+    def begin(self, value: Progress | None = None, look: Callable[[], Progress | None] | None = None) -> None:
+        """A run begins; a short one that nobody follows yet needs no value.
+
+        Args:
+            value: The first value.
+            look: For a run that publishes nothing: asks it how far it is, and never raises; called by watchers.
+        """
         state = self._state
-        self._state = _State(state.runs + 1, True, value, state.last)
+        self._state = _State(state.runs + 1, True, value, state.last, look)
 
     def publish(self, value: Progress) -> None:
         """The run has come further."""
@@ -178,8 +183,10 @@ class _Watch(AsyncIterator[Progress]):
                     if final is None:
                         raise StopAsyncIteration
                     return final
-                if state.now is not None and (self._due is None or now >= self._due):
-                    self._due = now + self._interval_s
-                    return state.now
+                if self._due is None or now >= self._due:
+                    value = state.now if state.look is None else state.look()
+                    if value is not None:
+                        self._due = now + self._interval_s
+                        return value
             nap = _LOOK_S if self._due is None else min(_LOOK_S, max(self._due - now, 0.0))
             await anyio.sleep(min(nap, self._interval_s))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class RunReport:
     """What one `Runner.run` did.
 
@@ -49,6 +49,47 @@ class RunReport:
     block: int = 0
     threads_per_sm: int = 0
     chunk: int = 0
+
+    def __init__(
+        self,
+        n: int,
+        finished: int,
+        done: bool,
+        launches: int,
+        steps: int,
+        compactions: int,
+        reorders: int,
+        build_s: float,
+        launches_by_k: dict[int, int] | None = None,
+        exact_steps: bool = False,
+        lane_utilisation: float | None = None,
+        mode: str = "band",
+        probe: bool = False,
+        entry: str = "",
+        block: int = 0,
+        threads_per_sm: int = 0,
+        chunk: int = 0,
+    ) -> None:
+        # The generated one of a frozen class sets field by field: 4 µs, a tenth of the shortest run.
+        self.__dict__.update(
+            n=n,
+            finished=finished,
+            done=done,
+            launches=launches,
+            steps=steps,
+            compactions=compactions,
+            reorders=reorders,
+            build_s=build_s,
+            launches_by_k={} if launches_by_k is None else launches_by_k,
+            exact_steps=exact_steps,
+            lane_utilisation=lane_utilisation,
+            mode=mode,
+            probe=probe,
+            entry=entry,
+            block=block,
+            threads_per_sm=threads_per_sm,
+            chunk=chunk,
+        )
 
 
 class SimResult:

@@ -305,6 +305,9 @@ class Runner:
             if not admission.at_once():
                 await admission.wait()
             try:
+                short = self._loop.short(max_steps=self._max_steps, priority=self.options.priority)
+                if short is not None:
+                    return await short.run()
                 with tracing.timed("runs", "run", simulation=self._loop.name):
                     return await self._drive(self.start())
             finally:

@@ -23,10 +23,13 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from eagle.aio.sweep import Sweeper
 from eagle.errors import LoopRunning, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
+
+    import anyio
 
 __all__ = (
     "Hook",
@@ -48,6 +51,7 @@ __all__ = (
 _SHARE = 0.01
 _SHORTEST_S, _LONGEST_S = 10e-6, 1e-3
 _LONG_S = 2.0
+_LOOKERS = 4  # tasks of one trio loop that look in turns instead of parking
 
 
 class Parked(ABC):
@@ -128,12 +132,11 @@ class Mailbox(ABC):
     """The way into one event loop from other threads.
 
     Attributes:
-        spinning: Tasks of this loop that check their completion in turns instead of parking; only the loop's own
-            thread touches it.
+        limiters: The default limiters of this loop, by target; see `eagle.aio.limits`.
     """
 
     def __init__(self) -> None:
-        self.spinning = 0
+        self.limiters: dict[str, weakref.ref[anyio.CapacityLimiter]] = {}
         self._letters: deque[Parked] = deque()
         self._rung = False
 
@@ -164,8 +167,8 @@ class Mailbox(ABC):
         """Have the loop call `_drain`; the loop's own RuntimeError when it is closed."""
 
     @abstractmethod
-    async def turn(self) -> None:
-        """Let the loop go round once; a cancellation point."""
+    def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> Coroutine[Any, Any, bool]:
+        """Wait in turns of the loop until ``ended()``; False after some ``spin_s`` seconds. See `Sweeper.look`."""
 
     @abstractmethod
     def park(self) -> ParkedTask:
@@ -191,14 +194,15 @@ class _AsyncioMailbox(Mailbox):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.loop = weakref.ref(loop)  # a closed loop must not live on in the thread's cache
+        self._sweeper = Sweeper()
 
     def _ring(self) -> None:
         loop = self.loop()
         if loop is not None:  # else it was collected, and its tasks with it
             loop.call_soon_threadsafe(self._drain)
 
-    async def turn(self) -> None:
-        await asyncio.sleep(0)
+    def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> Coroutine[Any, Any, bool]:
+        return self._sweeper.look(ended, lane, spin_s)
 
     def park(self) -> ParkedTask:
         return _FutureTask(self, asyncio.get_running_loop())
@@ -230,12 +234,25 @@ class _TrioMailbox(Mailbox):
         super().__init__()
         self._lowlevel = lowlevel
         self.token = token
+        self._looking = 0
 
     def _ring(self) -> None:
         self.token.run_sync_soon(self._drain)
 
-    async def turn(self) -> None:
-        await self._lowlevel.checkpoint()
+    async def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> bool:
+        if self._looking >= _LOOKERS:
+            return False
+        self._looking += 1
+        try:
+            until = perf_counter() + spin_s
+            while True:
+                await self._lowlevel.checkpoint()
+                if ended():
+                    return True
+                if perf_counter() >= until:
+                    return False
+        finally:
+            self._looking -= 1
 
     def park(self) -> ParkedTask:
         return _TrioTask(self, self._lowlevel)

@@ -7,15 +7,19 @@ unrelated-looking errors CUDA gives for every later call.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle.errors import BackendUnavailable, DeviceFault
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 INSTALL = "pip install 'eagle-aio[cuda12]' (or 'eagle-aio[cuda13]')"
 SUCCESS, NOT_READY = 0, 600
@@ -50,6 +54,8 @@ _LANES_PER_SM = {(5, 0): 128, (6, 0): 64, (6, 1): 128, (7, 0): 64, (8, 0): 64, (
 
 _faults: dict[int, DeviceFault] = {}
 _lock = threading.Lock()
+_importing = threading.RLock()
+_imported: set[str] = set()  # whole modules of CUDA's; one in `sys.modules` may be half made
 _touched = False  # this process has used CUDA through eagle
 _forked = False  # this process is a fork of one that had
 
@@ -168,6 +174,30 @@ def require_cupy() -> Any:
     return cupy
 
 
+def import_cuda(name: str) -> ModuleType:
+    """A module of cuda-core or cuda-bindings.
+
+    They import one another, and of two threads that each wait for a module of the other Python shows one a half-made
+    module: so one thread at a time imports them.
+
+    Args:
+        name: The module's full name.
+
+    Raises:
+        BackendUnavailable: It is not installed, or cannot be imported.
+    """
+    module = sys.modules.get(name) if name in _imported else None
+    if module is not None:
+        return module
+    with _importing:
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            raise BackendUnavailable(f"cuda-core is not installed ({error}); {INSTALL}") from error
+        _imported.add(name)
+    return module
+
+
 def is_cupy(x: object) -> bool:
     """Whether ``x`` is a CuPy array. Imports nothing."""
     cupy = sys.modules.get("cupy")
@@ -233,8 +263,7 @@ def cuda_code(error: BaseException) -> int | None:
     if type(error).__name__ != "CUDAError" or not error.args:
         return None
     # cuda-core words its errors "CUDA_ERROR_NAME: explanation" and keeps no number.
-    from cuda.bindings import driver
-
+    driver = import_cuda("cuda.bindings.driver")
     word = str(error.args[0]).split(":", 1)[0].strip()
     value = getattr(driver.CUresult, word, None)
     return None if value is None else int(value)
@@ -312,8 +341,8 @@ def healthy() -> bool:
 
 
 def _after_fork() -> None:
-    global _forked, _lock
-    _lock = threading.Lock()
+    global _forked, _lock, _importing
+    _lock, _importing = threading.Lock(), threading.RLock()
     _forked = _forked or _touched
     _probe.cache_clear()
 

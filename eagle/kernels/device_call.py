@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eagle.errors import ArtifactError, BackendUnavailable
-from eagle.kernels.device import INSTALL, require_cupy
+from eagle.errors import ArtifactError
+from eagle.kernels.device import import_cuda, require_cupy
 from eagle.kernels.host import ParamBlock
 
 if TYPE_CHECKING:
@@ -57,11 +57,7 @@ def cuda_driver() -> Any:
     Raises:
         BackendUnavailable: It is not installed.
     """
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise BackendUnavailable(f"cuda-core is not installed ({error}); {INSTALL}") from error
-    return driver
+    return import_cuda("cuda.bindings.driver")
 
 
 def attribute(function: Any, name: str) -> int:

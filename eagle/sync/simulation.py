@@ -56,6 +56,9 @@ class Runner(AsyncRunner):
             if check_progress(progress) or self.options.progress:
                 self.bound.watchers.display = Display(self.bound.name)
             with token_of(self.options.limiter):
+                short = self.bound.short(max_steps=self._max_steps, priority=self.options.priority)
+                if short is not None:
+                    return short.run_blocking()
                 # On the host this thread works on the run itself; for a device it only waits.
                 with interrupt_deferred(self.stop) if self.target == "host" else _NOTHING as interrupted:
                     run = self.start()

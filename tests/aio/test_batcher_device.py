@@ -16,6 +16,7 @@ from tests.helpers.batch_models import climb_request, climbed
 from tests.helpers.models import (
     climb,
     logistic,
+    numbered_listed,
 )
 
 pytestmark = pytest.mark.gpu
@@ -51,13 +52,17 @@ def right(result: Any, planes: dict[str, Any], cupy: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+# hawk 0.7.1 writes CUDA that does not compile for an automatic kernel that reads its sample's number.
+ON_DEVICE = {**CASES, "sample numbers": (numbered_listed, *CASES["sample numbers"][1:])}
+
+
+@pytest.mark.parametrize("case", ON_DEVICE)
 @pytest.mark.parametrize("max_steps", [150, 10_000])
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
 async def test_results_have_the_bits_of_running_alone(
     case: str, max_steps: int, cupy: Any, anyio_backend: object
 ) -> None:
-    model, make, shared = CASES[case]
+    model, make, shared = ON_DEVICE[case]
     sizes = [1, 2, 97, 300, 5, 256, 1, 1000, 33, 17, 3000]
     requests = [moved(make(n, i), cupy) for i, n in enumerate(sizes)]
     kept = [{name: plane.copy() for name, plane in request.items()} for request in requests]
@@ -118,8 +123,13 @@ async def test_planes_may_come_from_a_stream_that_is_behind(cupy: Any) -> None:
 
         class Rest:
             def __await__(self) -> Any:
-                yield first
-                return (yield from parked)
+                given = yield first
+                while True:
+                    try:
+                        following = parked.send(given)
+                    except StopIteration as end:
+                        return end.value
+                    given = yield following
 
         with anyio.fail_after(LIMIT_S):
             result = await Rest()

@@ -103,6 +103,7 @@ class TestOnTheDevice:
         call = PackedLaunch(scale, [*handles(a, b), 2.0, 300], grid_for(300, 128), 128, keep=(a, b))
         assert (call.grid, call.block) == ((3, 1, 1), (128, 1, 1))
         stream = cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.get_current_stream().synchronize()  # the arrays are there: a non-blocking stream waits for nothing
         call.launch(stream.ptr)
         stream.synchronize()
         np.testing.assert_array_equal(b.get(), 2.0 * np.arange(300.0) + 32)

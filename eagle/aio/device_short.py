@@ -1,0 +1,161 @@
+"""The shortest runs on a device: one replay of a graph that is built already, nothing to copy, nobody who watches.
+
+For 10,000 samples the device takes some 55 µs. What a run does for slices, copies, watchers and other waiters takes
+nearly as long in Python; a run that needs none of it goes this way.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter, perf_counter_ns, sleep
+from typing import TYPE_CHECKING
+
+from eagle.aio import counters, poller
+from eagle.aio.completion import Completion, drained
+from eagle.aio.progress import Meter
+from eagle.aio.report import RunReport
+from eagle.aio.wake import mailbox, nap_after
+
+if TYPE_CHECKING:
+    from eagle.aio.cuda_graph import CudaGraph
+    from eagle.aio.device_loop import DeviceLoop
+    from eagle.aio.events import PooledEvent
+    from eagle.aio.shapes import Shape
+
+# A blocking caller has nothing better to do for so long than to look again at once.
+_SPIN_BLOCKING_S = 1e-3
+
+
+class ShortRun:
+    """One run that is one replay: `run` in an event loop, or `run_blocking` in a thread without one.
+
+    Args:
+        loop: The bound loop, idle.
+        shape: The launch shape of its graph.
+        graph: Its graph, whose last step announces the end.
+        max_steps: Steps a sample may take; the kernel's steps word holds them already.
+    """
+
+    __slots__ = ("_alone", "_completion", "_error", "_event", "_graph", "_issued_ns", "_loop", "_max_steps", "_shape")
+
+    def __init__(self, loop: DeviceLoop, shape: Shape, graph: CudaGraph, max_steps: int) -> None:
+        self._loop = loop
+        self._shape = shape
+        self._graph = graph
+        self._max_steps = max_steps
+        self._error: Exception | None = None
+        self._completion: Completion[None] | None = None
+        self._alone = not counters.in_flight()
+        loop.watchers.begin()
+        try:
+            self._event: PooledEvent = graph.replay()
+        except BaseException:
+            loop.watchers.end()
+            raise
+        self._issued_ns = perf_counter_ns()
+        counters.issued()
+
+    async def run(self) -> RunReport:
+        """Wait for the end in turns of the event loop; longer than expected, parked.
+
+        Cancellation: the replay ends, a few milliseconds at most, then the cancellation leaves.
+        """
+        box = mailbox()
+        assert box is not None, "an event loop runs the caller"
+        try:
+            if not await box.look(self._over, self._graph, self._loop.spin_s):
+                await self._parked()
+        except GeneratorExit:  # the coroutine is thrown away: nothing can be awaited any more
+            while not self._over():
+                sleep(1e-4)  # noqa: ASYNC251
+            self._close("cancelled")
+            raise
+        except BaseException as error:
+            if not self._over():
+                await drained(self._parked())
+            self._close("failed" if isinstance(error, Exception) else "cancelled")
+            raise
+        return self._report()
+
+    def run_blocking(self) -> RunReport:
+        """Wait for the end in this thread. Ctrl-C leaves when the replay has ended."""
+        interrupt: KeyboardInterrupt | None = None
+        began = perf_counter()
+        while True:
+            try:
+                while not self._over():
+                    waited = perf_counter() - began
+                    if waited > _SPIN_BLOCKING_S:
+                        sleep(nap_after(waited))
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            self._close("cancelled")
+            raise interrupt
+        return self._report()
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        """Whether the replay has ended, well or not."""
+        try:
+            return self._completion.done() if self._completion is not None else self._event.done
+        except Exception as error:
+            self._error = error
+            return True
+
+    def _parked(self) -> Completion[None]:
+        """The end for the poller to look at; from now on the event is its own."""
+        if self._completion is None:
+            graph = self._graph
+            self._completion = poller.track(
+                None, self._event, name=graph.name, lane=graph.stream, device=graph.device, release=graph.give_back
+            )
+        return self._completion
+
+    def _close(self, outcome: counters.Outcome) -> None:
+        if self._completion is None:
+            self._graph.give_back(self._event)
+        counters.finished(outcome)
+        self._loop.watchers.end()
+
+    def _report(self) -> RunReport:
+        took_ns = perf_counter_ns() - self._issued_ns
+        error = self._error
+        if error is not None:
+            self._close("failed")
+            raise poller.fault_of(error, self._graph.device, self._graph.name) from error
+        loop, shape = self._loop, self._shape
+        n, counts = loop.n, loop.cells.read()
+        done = counts.finished == n
+        # Where not all have finished, somebody took every step there was; the step entry does not tell.
+        steps = counts.steps if done and shape.entry != "step" else self._max_steps
+        if steps:
+            loop.timed(took_ns, steps, alone=self._alone and counters.in_flight() <= 1)  # this one counts still
+            loop.last_policy = [steps, counts.finished, steps, self._max_steps, 0]
+            if counts.step_sum:
+                loop.tell(counts.step_sum / (n * steps))
+        before, loop.last_finished = loop.last_finished, counts.finished
+        watchers = loop.watchers
+        if watchers.wanted:  # somebody came meanwhile
+            meter = Meter(n, before, began=1e-9 * self._issued_ns)
+            watchers.publish(meter.read(counts.finished, counts.step_sum or n * steps))
+        self._close("done")
+        return RunReport(
+            n=n,
+            finished=counts.finished,
+            done=done,
+            launches=1 if steps else 0,
+            steps=steps,
+            compactions=0,
+            reorders=0,
+            build_s=0.0,
+            launches_by_k={steps: 1} if steps else {},
+            exact_steps=shape.entry != "step" or not done,
+            lane_utilisation=counts.active_lanes / counts.lane_slots if counts.lane_slots else None,
+            mode=shape.mode,
+            entry=shape.entry,
+            block=shape.block,
+            threads_per_sm=shape.threads_per_sm,
+            chunk=shape.chunk,
+        )
