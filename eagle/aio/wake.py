@@ -233,11 +233,13 @@ class _TrioMailbox(Mailbox):
     def __init__(self, lowlevel: Any, token: Any) -> None:
         super().__init__()
         self._lowlevel = lowlevel
-        self.token = token
+        self.token = weakref.ref(token)  # as above
         self._looking = 0
 
     def _ring(self) -> None:
-        self.token.run_sync_soon(self._drain)
+        token = self.token()
+        if token is not None:
+            token.run_sync_soon(self._drain)
 
     async def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> bool:
         if self._looking >= _LOOKERS:
@@ -288,7 +290,7 @@ def mailbox() -> Mailbox | None:
     lowlevel = _trio_in_charge()
     if lowlevel is not None:
         token = lowlevel.current_trio_token()
-        if _here.trio is None or _here.trio.token is not token:
+        if _here.trio is None or _here.trio.token() is not token:
             _here.trio = _TrioMailbox(lowlevel, token)
         return _here.trio
     try:

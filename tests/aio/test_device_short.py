@@ -1,0 +1,362 @@
+"""The shortest runs on a device: the fates of their one replay with doubles of graph and loop, and real runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import types
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+import eagle
+import eagle.sync
+from eagle.aio import counters, device_loop, device_short
+from eagle.aio.device_cells import Counts
+from eagle.aio.device_short import ShortRun
+from eagle.aio.shapes import Shape
+from eagle.aio.watchers import Watchers
+from eagle.errors import DeviceFault
+from tests.helpers import models
+from tests.helpers.deadline import deadline
+from tests.helpers.event_doubles import FakeEvent
+from tests.helpers.sides import Side
+
+if TYPE_CHECKING:
+    from eagle.aio.report import RunReport
+
+LIMIT_S = 20.0
+CAP = 1000
+
+
+class Graph:
+    """A double of `CudaGraph` whose replay ends when its event says so."""
+
+    name, device, stream = "run of climb", 0, 1234
+
+    def __init__(self, event: FakeEvent) -> None:
+        self.event = event
+        self.given_back: list[object] = []
+
+    def replay(self) -> FakeEvent:
+        return self.event
+
+    def give_back(self, event: object) -> None:
+        self.given_back.append(event)
+
+
+class Loop:
+    """A double of `DeviceLoop` with what a short run touches."""
+
+    n, last_finished, spin_s = 100, 0, 0.005
+    last_policy: Any = None
+
+    def __init__(self, finished: int = 100, steps: int = 60) -> None:
+        self.watchers = Watchers()
+        counts = Counts(finished, 0, steps, 0, 2500, 0, 0)
+        self.cells = types.SimpleNamespace(read=lambda: counts)
+        self.told: list[float] = []
+        self.times: list[tuple[int, bool]] = []
+
+    def timed(self, took_ns: int, steps: int, *, alone: bool) -> None:
+        assert took_ns >= 0
+        self.times.append((steps, alone))
+
+    def tell(self, evenness: float) -> None:
+        self.told.append(evenness)
+
+
+def started(event: FakeEvent, loop: Loop | None = None, shape: Shape | None = None) -> tuple[ShortRun, Graph, Loop]:
+    graph, loop = Graph(event), loop or Loop()
+    run = ShortRun(loop, shape or Shape("range", 64), graph, CAP)  # type: ignore[arg-type]
+    return run, graph, loop
+
+
+def at_rest(graph: Graph, loop: Loop, before: int) -> bool:
+    """Whether nothing of a run is left: its event is back once, and nobody counts it."""
+    return (
+        graph.given_back == [graph.event] and counters.in_flight() == before and not loop.watchers._feed._state.running
+    )
+
+
+@pytest.fixture(params=[0.0, 20e-6, 0.003, 0.05])
+def event(request: pytest.FixtureRequest) -> FakeEvent:
+    return FakeEvent(after_s=request.param)
+
+
+async def test_it_is_awaited_however_long_it_takes(event: FakeEvent) -> None:
+    before = counters.in_flight()
+    run, graph, loop = started(event)
+    assert counters.in_flight() == before + 1
+    with anyio.fail_after(LIMIT_S):
+        report = await run.run()
+    check_report(report, loop)
+    assert at_rest(graph, loop, before)
+
+
+def test_it_is_waited_for(event: FakeEvent) -> None:
+    before = counters.in_flight()
+    run, graph, loop = started(event)
+    check_report(run.run_blocking(), loop)
+    assert at_rest(graph, loop, before)
+
+
+def check_report(report: RunReport, loop: Loop) -> None:
+    assert (report.n, report.finished, report.done, report.steps) == (100, 100, True, 60)
+    assert (report.launches, report.launches_by_k, report.exact_steps) == (1, {60: 1}, True)
+    assert (report.mode, report.entry, report.block) == ("fused_one", "range", 64)
+    assert loop.times == [(60, True)]
+    assert loop.told == [2500 / (100 * 60)]
+    assert loop.last_finished == 100
+
+
+@pytest.mark.parametrize(
+    ("entry", "finished", "told", "steps", "launches", "exact"),
+    [
+        ("range", 99, 1000, CAP, 1, True),
+        ("range", 100, 0, 0, 0, True),
+        ("step", 100, 0, CAP, 1, False),
+        ("step", 7, 0, CAP, 1, True),
+        ("persist", 100, 12, 12, 1, True),
+    ],
+)
+def test_the_report_of_every_end(entry: Any, finished: int, told: int, steps: int, launches: int, exact: bool) -> None:
+    run, _, _ = started(FakeEvent(after_s=0.0), Loop(finished, told), Shape(entry, 64))
+    report = run.run_blocking()
+    assert (report.steps, report.launches, report.done, report.exact_steps) == (steps, launches, finished == 100, exact)
+    assert sum(report.launches_by_k.values()) == launches
+
+
+@pytest.mark.parametrize("spin_s", [0.0, 10.0], ids=["parked", "looking"])
+async def test_a_cancellation_leaves_when_the_replay_has_ended(spin_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "spin_s", spin_s)
+    before = counters.in_flight()
+    cancelled = counters.statistics().cancelled
+    event = FakeEvent()
+    run, graph, loop = started(event)
+    with anyio.fail_after(LIMIT_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run.run)
+            await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+            threading.Timer(0.05, event.finish).start()
+    assert event._ended
+    assert at_rest(graph, loop, before)
+    assert counters.statistics().cancelled == cancelled + 1
+
+
+@pytest.mark.parametrize("spin_s", [0.0, 10.0], ids=["parked", "looking"])
+async def test_a_fault_reaches_the_caller(spin_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "spin_s", spin_s)
+    before, failed = counters.in_flight(), counters.statistics().failed
+    event = FakeEvent()
+    event.fail(OSError("the device is gone"))
+    run, graph, loop = started(event)
+    with anyio.fail_after(LIMIT_S), pytest.raises(DeviceFault, match=r"run of climb.*the device is gone"):
+        await run.run()
+    assert at_rest(graph, loop, before)
+    assert counters.statistics().failed == failed + 1
+
+
+def test_a_fault_reaches_a_blocking_caller() -> None:
+    event = FakeEvent()
+    event.fail(OSError("the device is gone"))
+    run, graph, loop = started(event)
+    with pytest.raises(DeviceFault, match="run of climb"):
+        run.run_blocking()
+    assert at_rest(graph, loop, counters.in_flight())
+
+
+def test_ctrl_c_leaves_when_the_replay_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = FakeEvent()
+    run, graph, loop = started(event)
+    naps = 0
+
+    def nap(_: float) -> None:
+        nonlocal naps
+        naps += 1
+        if naps == 3:
+            event.finish()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(device_short, "sleep", nap)
+    with pytest.raises(KeyboardInterrupt):
+        run.run_blocking()
+    assert naps == 3
+    assert at_rest(graph, loop, counters.in_flight())
+
+
+async def test_a_coroutine_that_is_thrown_away_waits_for_its_buffers() -> None:
+    before = counters.in_flight()
+    event = FakeEvent()
+    run, graph, loop = started(event)
+    coroutine = run.run()
+    coroutine.send(None)
+    threading.Timer(0.02, event.finish).start()
+    coroutine.close()
+    assert event._ended
+    assert at_rest(graph, loop, before)
+
+
+async def test_whoever_comes_during_a_run_sees_its_end() -> None:
+    event = FakeEvent()
+    run, _, loop = started(event)
+    seen = []
+
+    async def follow() -> None:
+        seen.extend([now async for now in loop.watchers.watch(0.001)])
+
+    with anyio.fail_after(LIMIT_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run.run)
+            await anyio.lowlevel.checkpoint()
+            group.start_soon(follow)
+            await anyio.lowlevel.checkpoint()
+            event.finish()
+    assert [(now.finished, now.steps) for now in seen] == [(100, 2500)]
+
+
+# ---- on the device ---------------------------------------------------------------------------------------------------
+
+
+def seeded(side: Side, n: int, longest: int = 60) -> tuple[dict[str, Any], np.ndarray]:
+    goal = np.random.default_rng(n).integers(1, longest + 1, n).astype(float)
+    return side.put({"x": np.zeros(n), "goal": goal, "c": np.zeros(n)}), goal
+
+
+@pytest.mark.gpu
+class TestRealRuns:
+    @pytest.fixture
+    def shorts(self, monkeypatch: pytest.MonkeyPatch) -> list[ShortRun]:
+        """The short runs that are made from now on."""
+        made: list[ShortRun] = []
+
+        def make(*args: Any) -> ShortRun:
+            made.append(ShortRun(*args))
+            return made[-1]
+
+        monkeypatch.setattr(device_loop, "ShortRun", make)
+        return made
+
+    @pytest.mark.parametrize("n", [1, 100, 50_000])
+    def test_the_same_as_the_first_run(self, n: int, shorts: list[ShortRun]) -> None:
+        side = Side("cuda")
+        planes, goal = seeded(side, n)
+        sim = eagle.sync.simulation(models.climb, max_steps=CAP, r=1.0, **planes)
+        for _ in range(4):
+            planes["x"][...] = 0.0
+            planes["c"][...] = 0.0
+            sim.reset()
+            result = sim.run()
+            np.testing.assert_array_equal(side.get(planes["x"]), goal)
+            np.testing.assert_array_equal(side.get(planes["c"]), goal)
+            assert (result.done, result.report.finished, result.steps) == (True, n, int(goal.max()))
+            assert int(side.get(sim.finished)[0]) == n
+        assert shorts
+
+    @deadline
+    async def test_many_at_once_are_each_their_own(self, shorts: list[ShortRun]) -> None:
+        side = Side("cuda")
+        made = [seeded(side, n) for n in range(500, 600)]
+        sims = [await eagle.simulation(models.climb, max_steps=CAP, r=1.0, **planes) for planes, _ in made]
+        for _ in range(3):
+            for sim, (planes, _) in zip(sims, made, strict=True):
+                planes["x"][...] = 0.0
+                planes["c"][...] = 0.0
+                sim.reset()
+            results: list[Any] = [None] * len(sims)
+
+            async def run(i: int, results: list[Any] = results) -> None:
+                results[i] = await sims[i].run()
+
+            async with anyio.create_task_group() as group:
+                for i in range(len(sims)):
+                    group.start_soon(run, i)
+            for (planes, goal), result in zip(made, results, strict=True):
+                np.testing.assert_array_equal(side.get(planes["x"]), goal)
+                assert (result.done, result.steps) == (True, int(goal.max()))
+        assert len(shorts) > 100
+
+    @deadline
+    async def test_a_cancelled_one_agrees_and_goes_on(self, shorts: list[ShortRun]) -> None:
+        side = Side("cuda")
+        planes, goal = seeded(side, 2000)
+        sim = await eagle.simulation(models.climb, max_steps=7, r=1.0, **planes)
+        await sim.run()
+        for _ in range(20):
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await sim.run()
+            x, mask = side.get(planes["x"]), side.get(sim.terminated)
+            assert np.array_equal(mask, x >= goal)
+            assert int(side.get(sim.finished)[0]) == np.count_nonzero(mask)
+        np.testing.assert_array_equal(x, goal)
+        assert shorts
+
+    def test_it_is_ordered_behind_the_callers_stream(self, shorts: list[ShortRun]) -> None:
+        import cupy
+
+        side = Side("cuda")
+        planes, goal = seeded(side, 5000)
+        sim = eagle.sync.simulation(models.climb, max_steps=CAP, r=1.0, **planes)
+        sim.run()
+        sim.run()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            heavy = cupy.ones((2000, 2000))
+            for _ in range(10):
+                heavy = heavy @ heavy * (1.0 / 2000.0)
+            planes["x"][...] = 0.0 * heavy[0, 0]
+            planes["goal"] += heavy[0, 0]
+            sim.terminated[...] = False
+            sim.run()
+        np.testing.assert_array_equal(side.get(planes["x"]), goal + 1.0)
+        assert len(shorts) >= 2
+
+    def test_threads_run_their_own_at_once(self, shorts: list[ShortRun]) -> None:
+        side = Side("cuda")
+        made = [seeded(side, 700 + i) for i in range(8)]
+        sims = [eagle.sync.simulation(models.climb, max_steps=CAP, r=1.0, **planes) for planes, _ in made]
+        errors: list[BaseException] = []
+
+        def work(i: int) -> None:
+            try:
+                planes, goal = made[i]
+                for _ in range(20):
+                    planes["x"][...] = 0.0
+                    sims[i].reset()
+                    sims[i].run()
+                    np.testing.assert_array_equal(side.get(planes["x"]), goal)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        assert not errors
+        assert shorts
+
+    def test_nothing_is_left(self) -> None:
+        side = Side("cuda")
+        planes, _ = seeded(side, 300)
+        sim = eagle.sync.simulation(models.climb, max_steps=CAP, r=1.0, **planes)
+
+        async def gathered() -> None:
+            twin = await eagle.simulation(models.climb, max_steps=CAP, r=1.0, **planes)
+            for _ in range(50):
+                await twin.run()
+
+        sim.run()
+        asyncio.run(gathered())
+        gc.collect()
+        pooled = counters.statistics().events_pooled
+        for _ in range(100):
+            sim.run()
+        assert counters.statistics().events_pooled == pooled
+        assert counters.in_flight() == 0
