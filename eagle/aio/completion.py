@@ -41,13 +41,13 @@ from eagle.errors import StateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-__all__ = ("Completion", "Source", "drained", "drive", "leave_when_done", "wait_to_end")
+__all__ = ("SPIN_S", "Completion", "Source", "drained", "drive", "leave_when_done", "wait_to_end")
 
 T = TypeVar("T")
 
-# A replay of some 20 µs is over before a parked task could be woken (30 to 50 µs), so a task first checks in turns of
-# its loop. Only a few at a time: a thousand waiters taking turns would do nothing else.
-_SPIN_S = 60e-6
+# A replay of some 20 µs is over before a parked task could be woken (30 to 50 µs), so it is first looked at in turns of
+# the task's loop.
+SPIN_S = 60e-6
 # A blocking caller has nothing better to do.
 _SPIN_BLOCKING_S = 1e-3
 
@@ -115,7 +115,7 @@ class Completion(Generic[T]):
         self._name = name
         self._source = source
         self._stop = stop
-        self.spin_s = _SPIN_S
+        self.spin_s = SPIN_S
         self._settled = False
         self._error: BaseException | None = None
         self._traceback: Any = None

@@ -15,8 +15,8 @@ import numpy as np
 
 from eagle.aio import counters, poller, tracing
 from eagle.aio.capture import Recording, captures_here, record
-from eagle.aio.completion import Completion
-from eagle.aio.events import EndSignal, PooledEvent, idle, pool_of
+from eagle.aio.completion import SPIN_S, Completion
+from eagle.aio.events import EndSignal, PooledEvent, StreamEnd, idle, pool_of
 from eagle.aio.graph_view import dot_of, kernel_names, togglable
 from eagle.aio.guards import RepeatWhile, Skippable
 from eagle.aio.target import AbstractGraph, blame
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ("CudaGraph",)
 
 T = TypeVar("T")
+_SPIN_NS = 3_000_000
 
 
 class CudaGraph(AbstractGraph):
@@ -56,6 +57,7 @@ class CudaGraph(AbstractGraph):
         self._cupy = cupy
         with self._on_device():
             self._stream = _new_stream(cupy, priority)
+        self._raw_stream = int(self._stream.ptr)
         self._lock = threading.RLock()  # a pre_launch may enqueue something else of the same pipeline
         self._pool = pool_of(self.device)
         self._seeds: dict[int, PooledEvent] = {}  # by device
@@ -64,11 +66,12 @@ class CudaGraph(AbstractGraph):
         self._executable = 0
         self._replays = 0
         self._signal: EndSignal | None = None
+        self._spin_s = SPIN_S  # how long a task that awaits looks for itself
 
     @property
     def stream(self) -> int:
         """The raw stream."""
-        return int(self._stream.ptr)
+        return self._raw_stream
 
     @property
     def captured(self) -> object | None:
@@ -126,7 +129,7 @@ class CudaGraph(AbstractGraph):
 
         CUDA lets some thousand launches wait on a stream: beyond that a launch blocks until the device has taken one.
         """
-        device, runtime, stream = self.device, self._runtime, self._stream.ptr
+        device, runtime, stream = self.device, self._runtime, self._raw_stream
         check_device(device)
         if captures_here():
             raise self._captured_by_a_step()
@@ -165,25 +168,26 @@ class CudaGraph(AbstractGraph):
             completion = poller.track(
                 result, event, name=self.name, lane=stream, device=device, release=work.ended, stop=work.stop
             )
+            completion.spin_s = self._spin_s
             self.issued(completion)
         if n:
             counters.issued()
         return completion
 
-    def replay(self) -> PooledEvent:
+    def replay(self) -> StreamEnd:
         """Issue one replay that one caller waits for, and that announces its end; see `issue` for the rest.
 
-        No Completion is made and the poller is not told, which costs more than the launch itself.
+        No Completion is made, no event recorded, and the poller is not told, which together cost more than the launch.
 
         Returns:
-            The event behind it: to be given back (`give_back`) when it has ended, or to be handed to `poller.track`.
+            Its end, for the caller to ask, or to hand to `poller.track`.
 
         Raises:
             DeviceFault: The device has failed before.
             BackendUnavailable: In a forked child.
             StateError: The interpreter is exiting, or a capture is in progress in this thread.
         """
-        device, runtime, stream, signal = self.device, self._runtime, self._stream.ptr, self._signal
+        device, runtime, stream, signal = self.device, self._runtime, self._raw_stream, self._signal
         assert signal is not None, "whoever replays a graph by itself has told where it announces its end"
         check_device(device)
         if captures_here():
@@ -197,20 +201,13 @@ class CudaGraph(AbstractGraph):
             try:
                 self._wait_behind_caller(current, caller)
                 runtime.graphLaunch(self._executable, stream)
-                self._replays += 1
-                event = self._pool.take()
-                event.record(stream)
-                event.announced_by(signal.word, signal.expect(1))
             except Exception as error:
                 raise self._fault(error) from error
             finally:
                 if current != device:
                     runtime.setDevice(current)
-        return event
-
-    def give_back(self, event: PooledEvent) -> None:
-        """Take back the event of a replay that has ended."""
-        self._pool.give(event)
+            self._replays += 1
+            return StreamEnd(signal.view, signal.expect(1), stream, runtime)
 
     def _fault(self, error: Exception) -> Exception:
         """The device's fault that an error stands for, or the error itself."""
@@ -239,8 +236,8 @@ class CudaGraph(AbstractGraph):
                 seed.record(stream)
             finally:
                 self._runtime.setDevice(self.device)
-            self._runtime.streamWaitEvent(self._stream.ptr, seed.ptr, 0)
-        elif stream not in (0, self._stream.ptr) and not idle(self._runtime, stream):
+            self._runtime.streamWaitEvent(self._raw_stream, seed.ptr, 0)
+        elif stream not in (0, self._raw_stream) and not idle(self._runtime, stream):
             self._wait_behind(stream)
         if not idle(self._runtime, 0):
             self._wait_behind(0)
@@ -249,7 +246,7 @@ class CudaGraph(AbstractGraph):
         # One event serves them all: a wait is for what the event holds when the wait is issued.
         seed = self._seed_of(self.device)
         seed.record(stream)
-        self._runtime.streamWaitEvent(self._stream.ptr, seed.ptr, 0)
+        self._runtime.streamWaitEvent(self._raw_stream, seed.ptr, 0)
 
     def _seed_of(self, device: int) -> PooledEvent:
         seed = self._seeds.get(device)
@@ -263,13 +260,13 @@ class CudaGraph(AbstractGraph):
         words = []
         for seed in seeds:
             if not isinstance(seed, Completion):
-                self._runtime.streamWaitEvent(self._stream.ptr, seed.ptr, 0)  # type: ignore[attr-defined]
+                self._runtime.streamWaitEvent(self._raw_stream, seed.ptr, 0)  # type: ignore[attr-defined]
                 continue
             event = getattr(seed.source, "event", None)
             if isinstance(event, PooledEvent):
                 # Another replay may record it between these lines. The wait is then for that one, which was issued
                 # before this work and so cannot wait for it.
-                self._runtime.streamWaitEvent(self._stream.ptr, event.ptr, 0)
+                self._runtime.streamWaitEvent(self._raw_stream, event.ptr, 0)
             elif not seed.done():
                 words.append(self._wait_for_host(seed))
         return words
@@ -281,11 +278,18 @@ class CudaGraph(AbstractGraph):
         word[0] = 0
         driver = cuda_driver()
         at_least = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-        (status,) = driver.cuStreamWaitValue32(self._stream.ptr, memory.ptr, 1, at_least)
+        (status,) = driver.cuStreamWaitValue32(self._raw_stream, memory.ptr, 1, at_least)
         if int(status) != 0:
             raise self._cupy.cuda.driver.CUDADriverError(int(status))
         seed.when_settled(partial(word.fill, 1))
         return memory
+
+    def expect(self, took_ns: int) -> None:
+        """Note what replays took from their issue on: the next ones will be looked at for about as long.
+
+        A parked task is woken 50 to 100 µs late, which replays of a few milliseconds would feel.
+        """
+        self._spin_s = max(1.5e-9 * took_ns, SPIN_S) if took_ns < _SPIN_NS else SPIN_S
 
     def announce_end(self, signal: EndSignal) -> None:
         """Tell where each replay's last step announces its end; see `GraphPipeline.announce_end`."""
@@ -359,7 +363,7 @@ class _Issued:
         self._graph, self._first, self._n = graph, first, n
         self._words = words  # pinned memory that the stream looks at until the work has begun
         self._stopped = False
-        self._began_ns = tracing.now_ns() if tracing.active else 0
+        self._began_ns = tracing.now_ns()
 
     def stop(self) -> None:
         """End the loops of these replays before their next iteration."""
@@ -377,9 +381,10 @@ class _Issued:
             return
         failed = has_failed(graph.device)
         counters.finished("failed" if failed else "cancelled" if self._stopped else "done")
-        if self._began_ns and tracing.active:
-            track = f"stream {graph.stream:#x}"
-            tracing.span(track, "replay", self._began_ns, tracing.now_ns(), pipeline=graph.name, n=self._n)
+        now_ns = tracing.now_ns()
+        graph.expect(now_ns - self._began_ns)
+        if tracing.active:
+            tracing.span(f"stream {graph.stream:#x}", "replay", self._began_ns, now_ns, pipeline=graph.name, n=self._n)
 
 
 def _new_stream(cupy: Any, priority: int | None) -> Any:

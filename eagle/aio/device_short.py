@@ -18,7 +18,7 @@ from eagle.aio.wake import mailbox, nap_after
 if TYPE_CHECKING:
     from eagle.aio.cuda_graph import CudaGraph
     from eagle.aio.device_loop import DeviceLoop
-    from eagle.aio.events import PooledEvent
+    from eagle.aio.events import StreamEnd
     from eagle.aio.shapes import Shape
 
 # A blocking caller has nothing better to do for so long than to look again at once.
@@ -35,7 +35,7 @@ class ShortRun:
         max_steps: Steps a sample may take; the kernel's steps word holds them already.
     """
 
-    __slots__ = ("_alone", "_completion", "_error", "_event", "_graph", "_issued_ns", "_loop", "_max_steps", "_shape")
+    __slots__ = ("_alone", "_completion", "_end", "_error", "_graph", "_issued_ns", "_loop", "_max_steps", "_shape")
 
     def __init__(self, loop: DeviceLoop, shape: Shape, graph: CudaGraph, max_steps: int) -> None:
         self._loop = loop
@@ -45,12 +45,8 @@ class ShortRun:
         self._error: Exception | None = None
         self._completion: Completion[None] | None = None
         self._alone = not counters.in_flight()
-        loop.watchers.begin()
-        try:
-            self._event: PooledEvent = graph.replay()
-        except BaseException:
-            loop.watchers.end()
-            raise
+        self._end: StreamEnd = graph.replay()
+        loop.watchers.short = True
         self._issued_ns = perf_counter_ns()
         counters.issued()
 
@@ -99,25 +95,25 @@ class ShortRun:
     def _over(self) -> bool:
         """Whether the replay has ended, well or not."""
         try:
-            return self._completion.done() if self._completion is not None else self._event.done
+            return self._completion.done() if self._completion is not None else self._end.done
         except Exception as error:
             self._error = error
             return True
 
     def _parked(self) -> Completion[None]:
-        """The end for the poller to look at; from now on the event is its own."""
+        """The end for the poller to look at."""
         if self._completion is None:
             graph = self._graph
-            self._completion = poller.track(
-                None, self._event, name=graph.name, lane=graph.stream, device=graph.device, release=graph.give_back
-            )
+            self._completion = poller.track(None, self._end, name=graph.name, lane=graph.stream, device=graph.device)
         return self._completion
 
     def _close(self, outcome: counters.Outcome) -> None:
-        if self._completion is None:
-            self._graph.give_back(self._event)
         counters.finished(outcome)
-        self._loop.watchers.end()
+        watchers = self._loop.watchers
+        if watchers.short:
+            watchers.short = False
+        else:
+            watchers.end()
 
     def _report(self) -> RunReport:
         took_ns = perf_counter_ns() - self._issued_ns
@@ -137,7 +133,7 @@ class ShortRun:
                 loop.tell(counts.step_sum / (n * steps))
         before, loop.last_finished = loop.last_finished, counts.finished
         watchers = loop.watchers
-        if watchers.wanted:  # somebody came meanwhile
+        if not watchers.short:  # somebody came meanwhile
             meter = Meter(n, before, began=1e-9 * self._issued_ns)
             watchers.publish(meter.read(counts.finished, counts.step_sum or n * steps))
         self._close("done")

@@ -16,7 +16,7 @@ from eagle.aio import counters, poller
 from eagle.kernels.device import NOT_READY, SUCCESS, require_cupy
 from eagle.kernels.device_call import cuda_driver
 
-__all__ = ("EndSignal", "EventPool", "PooledEvent", "idle", "pool_of")
+__all__ = ("EndSignal", "EventPool", "PooledEvent", "StreamEnd", "idle", "pool_of")
 
 # How often the driver is asked although a host word tells the end.
 _ASK_DRIVER_EVERY = 16
@@ -80,23 +80,40 @@ class PooledEvent:
             self._asked += 1
             if self._asked % _ASK_DRIVER_EVERY:
                 return False
-        # torch captures in global mode by default, where a query by any thread that has not said otherwise ruins the
-        # capture, also one of another thread.
-        code = self._query(self.ptr) if _here.relaxed or "torch" not in sys.modules else self._query_relaxed()
-        if code == SUCCESS:
-            return True
-        if code == NOT_READY:
-            return False
-        raise require_cupy().cuda.runtime.CUDARuntimeError(code)
+        return _has_ended(self._query, self.ptr)
 
-    def _query_relaxed(self) -> int:
-        driver = cuda_driver()
-        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        _, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
-        try:
-            return int(self._query(self.ptr))
-        finally:
-            driver.cuThreadExchangeStreamCaptureMode(before)
+
+class StreamEnd:
+    """The end of one replay that announces it: the host word first, now and then the driver about the whole stream.
+
+    An event of the poller's that needs nothing of CUDA's: cheaper by 2 µs than a pooled one, for one waiter.
+
+    Args:
+        word: uint32 memory of one word, which the replay raises as its last deed.
+        expected: What it raises it to.
+        stream: The raw stream; what is issued there later may be waited for, too, when the word never comes.
+        runtime: CuPy's runtime module.
+    """
+
+    __slots__ = ("_asked", "_expected", "_runtime", "_stream", "_word")
+
+    def __init__(self, word: memoryview, expected: int, stream: int, runtime: Any) -> None:
+        self._word, self._expected, self._stream, self._runtime = word, expected, stream, runtime
+        self._asked = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the replay has ended. Never waits.
+
+        Raises:
+            CUDARuntimeError: The device has failed.
+        """
+        if (self._word[0] - self._expected) & 0xFFFFFFFF < 0x80000000:
+            return True
+        self._asked += 1
+        if self._asked % _ASK_DRIVER_EVERY:
+            return False
+        return _has_ended(self._runtime.streamQuery, self._stream)
 
 
 class EndSignal:
@@ -108,16 +125,41 @@ class EndSignal:
         word: uint32 array of one word in pinned memory, 0 now.
     """
 
-    __slots__ = ("expected", "word")
+    __slots__ = ("expected", "view", "word")
 
     def __init__(self, word: Any) -> None:
         self.word = word
+        self.view: memoryview = word.data  # read in half the time
         self.expected = 0
 
     def expect(self, replays: int) -> int:
         """What the word will be when that many more replays have ended; for the issuer, under its lock."""
         self.expected = (self.expected + replays) & 0xFFFFFFFF
         return self.expected
+
+
+def _has_ended(query: Any, handle: int) -> bool:
+    """Ask the driver about an event or a stream, by CuPy's function for it.
+
+    torch captures in global mode by default, where a query by any thread that has not said otherwise ruins the capture,
+    also one of another thread.
+    """
+    code = query(handle) if _here.relaxed or "torch" not in sys.modules else _ask_relaxed(query, handle)
+    if code == SUCCESS:
+        return True
+    if code == NOT_READY:
+        return False
+    raise require_cupy().cuda.runtime.CUDARuntimeError(code)
+
+
+def _ask_relaxed(query: Any, handle: int) -> int:
+    driver = cuda_driver()
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    _, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+    try:
+        return int(query(handle))
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)
 
 
 class EventPool:

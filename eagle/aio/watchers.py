@@ -17,12 +17,18 @@ _LOOK_S = 0.1  # between two looks of a display at a run that publishes nothing
 
 
 class Watchers:
-    """Hands each figure of a run to the feed and, while there is one, to the display."""
+    """Hands each figure of a run to the feed and, while there is one, to the display.
+
+    Attributes:
+        display: The display, for one run.
+        short: Set while a run is in progress that nobody has looked at yet: it begins for the feed when somebody does.
+    """
 
     def __init__(self) -> None:
         self._feed = Feed()
         self.display: Display | None = None
         self._ticker: _Ticker | None = None
+        self.short = False
 
     @property
     def wanted(self) -> bool:
@@ -57,6 +63,9 @@ class Watchers:
 
     def watch(self, interval: float) -> AsyncIterator[Progress]:
         """An iterator over the run in progress, or over the next one."""
+        if self.short:
+            self._feed.begin()
+            self.short = False
         return self._feed.watch(interval)
 
 

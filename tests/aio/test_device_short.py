@@ -40,13 +40,9 @@ class Graph:
 
     def __init__(self, event: FakeEvent) -> None:
         self.event = event
-        self.given_back: list[object] = []
 
     def replay(self) -> FakeEvent:
         return self.event
-
-    def give_back(self, event: object) -> None:
-        self.given_back.append(event)
 
 
 class Loop:
@@ -70,17 +66,15 @@ class Loop:
         self.told.append(evenness)
 
 
-def started(event: FakeEvent, loop: Loop | None = None, shape: Shape | None = None) -> tuple[ShortRun, Graph, Loop]:
+def started(event: FakeEvent, loop: Loop | None = None, shape: Shape | None = None) -> tuple[ShortRun, Loop]:
     graph, loop = Graph(event), loop or Loop()
     run = ShortRun(loop, shape or Shape("range", 64), graph, CAP)  # type: ignore[arg-type]
-    return run, graph, loop
+    return run, loop
 
 
-def at_rest(graph: Graph, loop: Loop, before: int) -> bool:
-    """Whether nothing of a run is left: its event is back once, and nobody counts it."""
-    return (
-        graph.given_back == [graph.event] and counters.in_flight() == before and not loop.watchers._feed._state.running
-    )
+def at_rest(loop: Loop, before: int) -> bool:
+    """Whether nothing of a run is left: nobody counts it."""
+    return not loop.watchers._feed._state.running and counters.in_flight() == before
 
 
 @pytest.fixture(params=[0.0, 20e-6, 0.003, 0.05])
@@ -90,19 +84,19 @@ def event(request: pytest.FixtureRequest) -> FakeEvent:
 
 async def test_it_is_awaited_however_long_it_takes(event: FakeEvent) -> None:
     before = counters.in_flight()
-    run, graph, loop = started(event)
+    run, loop = started(event)
     assert counters.in_flight() == before + 1
     with anyio.fail_after(LIMIT_S):
         report = await run.run()
     check_report(report, loop)
-    assert at_rest(graph, loop, before)
+    assert at_rest(loop, before)
 
 
 def test_it_is_waited_for(event: FakeEvent) -> None:
     before = counters.in_flight()
-    run, graph, loop = started(event)
+    run, loop = started(event)
     check_report(run.run_blocking(), loop)
-    assert at_rest(graph, loop, before)
+    assert at_rest(loop, before)
 
 
 def check_report(report: RunReport, loop: Loop) -> None:
@@ -125,7 +119,7 @@ def check_report(report: RunReport, loop: Loop) -> None:
     ],
 )
 def test_the_report_of_every_end(entry: Any, finished: int, told: int, steps: int, launches: int, exact: bool) -> None:
-    run, _, _ = started(FakeEvent(after_s=0.0), Loop(finished, told), Shape(entry, 64))
+    run, _ = started(FakeEvent(after_s=0.0), Loop(finished, told), Shape(entry, 64))
     report = run.run_blocking()
     assert (report.steps, report.launches, report.done, report.exact_steps) == (steps, launches, finished == 100, exact)
     assert sum(report.launches_by_k.values()) == launches
@@ -137,7 +131,7 @@ async def test_a_cancellation_leaves_when_the_replay_has_ended(spin_s: float, mo
     before = counters.in_flight()
     cancelled = counters.statistics().cancelled
     event = FakeEvent()
-    run, graph, loop = started(event)
+    run, loop = started(event)
     with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as group:
             group.start_soon(run.run)
@@ -145,7 +139,7 @@ async def test_a_cancellation_leaves_when_the_replay_has_ended(spin_s: float, mo
             group.cancel_scope.cancel()
             threading.Timer(0.05, event.finish).start()
     assert event._ended
-    assert at_rest(graph, loop, before)
+    assert at_rest(loop, before)
     assert counters.statistics().cancelled == cancelled + 1
 
 
@@ -155,25 +149,25 @@ async def test_a_fault_reaches_the_caller(spin_s: float, monkeypatch: pytest.Mon
     before, failed = counters.in_flight(), counters.statistics().failed
     event = FakeEvent()
     event.fail(OSError("the device is gone"))
-    run, graph, loop = started(event)
+    run, loop = started(event)
     with anyio.fail_after(LIMIT_S), pytest.raises(DeviceFault, match=r"run of climb.*the device is gone"):
         await run.run()
-    assert at_rest(graph, loop, before)
+    assert at_rest(loop, before)
     assert counters.statistics().failed == failed + 1
 
 
 def test_a_fault_reaches_a_blocking_caller() -> None:
     event = FakeEvent()
     event.fail(OSError("the device is gone"))
-    run, graph, loop = started(event)
+    run, loop = started(event)
     with pytest.raises(DeviceFault, match="run of climb"):
         run.run_blocking()
-    assert at_rest(graph, loop, counters.in_flight())
+    assert at_rest(loop, counters.in_flight())
 
 
 def test_ctrl_c_leaves_when_the_replay_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     event = FakeEvent()
-    run, graph, loop = started(event)
+    run, loop = started(event)
     naps = 0
 
     def nap(_: float) -> None:
@@ -187,24 +181,24 @@ def test_ctrl_c_leaves_when_the_replay_has_ended(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(KeyboardInterrupt):
         run.run_blocking()
     assert naps == 3
-    assert at_rest(graph, loop, counters.in_flight())
+    assert at_rest(loop, counters.in_flight())
 
 
 async def test_a_coroutine_that_is_thrown_away_waits_for_its_buffers() -> None:
     before = counters.in_flight()
     event = FakeEvent()
-    run, graph, loop = started(event)
+    run, loop = started(event)
     coroutine = run.run()
     coroutine.send(None)
     threading.Timer(0.02, event.finish).start()
     coroutine.close()
     assert event._ended
-    assert at_rest(graph, loop, before)
+    assert at_rest(loop, before)
 
 
 async def test_whoever_comes_during_a_run_sees_its_end() -> None:
     event = FakeEvent()
-    run, _, loop = started(event)
+    run, loop = started(event)
     seen = []
 
     async def follow() -> None:
@@ -279,7 +273,7 @@ class TestRealRuns:
             for (planes, goal), result in zip(made, results, strict=True):
                 np.testing.assert_array_equal(side.get(planes["x"]), goal)
                 assert (result.done, result.steps) == (True, int(goal.max()))
-        assert len(shorts) > 100
+        assert len(shorts) >= len(sims)
 
     @deadline
     async def test_a_cancelled_one_agrees_and_goes_on(self, shorts: list[ShortRun]) -> None:
@@ -303,8 +297,8 @@ class TestRealRuns:
         side = Side("cuda")
         planes, goal = seeded(side, 5000)
         sim = eagle.sync.simulation(models.climb, max_steps=CAP, r=1.0, **planes)
-        sim.run()
-        sim.run()
+        for _ in range(3):
+            sim.run()
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             heavy = cupy.ones((2000, 2000))
@@ -330,7 +324,8 @@ class TestRealRuns:
                     planes["x"][...] = 0.0
                     sims[i].reset()
                     sims[i].run()
-                    np.testing.assert_array_equal(side.get(planes["x"]), goal)
+                    # Not by a device-wide synchronisation, which CUDA refuses while another thread captures.
+                    np.testing.assert_array_equal(planes["x"].get(), goal)
             except BaseException as error:
                 errors.append(error)
 
