@@ -158,8 +158,9 @@ class Batch:
         if _SHARE * sum(request.n for request in requests) >= self.total:
             outputs = frame.copy(0, self.total, done=report.done)
             for request, count in zip(requests, finished, strict=True):
-                self._answered(request)
                 request.answer(outputs, request.start, count, report)
+            self._waiting -= len(requests)
+            self._live -= sum(request.n for request in requests)
             return
         for request, count in zip(requests, finished, strict=True):
             self._answered(request)

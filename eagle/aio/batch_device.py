@@ -7,6 +7,7 @@ own end cannot be told from the batch's.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -124,35 +125,34 @@ class DeviceFrame(Frame):
         words = rows * (2 + len(self._filled))
         self._rows = rows
         self._pinned = self._cupy.cuda.alloc_pinned_memory(8 * words)
-        self._host = np.frombuffer(self._pinned, np.uint64, words).reshape(rows, -1)
+        self._host = np.frombuffer(self._pinned, np.uint64, words)
         self._there = self._cupy.empty(words, np.uint64)
 
     def fill(self, requests: Sequence[Request], total: int) -> None:
         """Copy the planes in with one launch, on the current stream."""
-        cupy, count = self._cupy, len(requests)
-        names = [name for name, _ in self._filled]
-        rows = []
+        cupy, count, planes = self._cupy, len(requests), len(self._filled)
+        table = array("Q")
+        seeds = []
         for r in requests:
-            arrays = r.arrays
-            pointers = [array.data.ptr if (array := arrays.get(name)) is not None else 0 for name in names]
-            rows.append([r.start, r.n, *pointers])
+            table.append(r.start)
+            table.append(r.n)
+            table.extend(r.addresses)
+            if r.seed is not None:
+                seeds.append(r.seed)
         with self._device:
             stream = cupy.cuda.get_current_stream()
             if count > self._rows:
                 self._table(2 * count)
-            self._host[:count] = rows
-            for r in requests:
-                if r.seed is not None:
-                    stream.wait_event(r.seed)
+            self._host[: len(table)] = np.frombuffer(table, np.uint64)
+            for seed in seeds:
+                stream.wait_event(seed)
             runtime, mask, loop = cupy.cuda.runtime, self._loop.mask.data.ptr, self._loop
-            runtime.memcpyAsync(
-                self._there.data.ptr, self._pinned.ptr, self._host[:count].nbytes, _HOST_TO_DEVICE, stream.ptr
-            )
-            if names:
+            runtime.memcpyAsync(self._there.data.ptr, self._pinned.ptr, 8 * len(table), _HOST_TO_DEVICE, stream.ptr)
+            if planes:
                 longest = max(r.n for r in requests)
                 parts = min(-(-longest // (_THREADS * _PER_THREAD)), _MOST_PARTS)
-                args = (self._there, self._planes, np.uint64(len(names)), np.uint64(self.capacity))
-                self._gather((count, len(names), parts), (_THREADS,), args)
+                args = (self._there, self._planes, np.uint64(planes), np.uint64(self.capacity))
+                self._gather((count, planes, parts), (_THREADS,), args)
             runtime.memsetAsync(mask, 0, total, stream.ptr)
             if total < self.capacity:
                 runtime.memsetAsync(mask + total, 1, self.capacity - total, stream.ptr)

@@ -66,11 +66,7 @@ class Frame(ABC):
         self._state = intake.state
         self._columns = frozenset(name for name in planes.planes if step.args[name].per_sample)
         self._natives = {name: plane.native for name, plane in planes.planes.items()}
-        self._filled = [
-            (name, arg.dtype.type(arg.default or 0))
-            for name in self._columns
-            if (arg := step.args[name]).role != "terminated"
-        ]
+        self._filled = [(name, step.args[name].dtype.type(step.args[name].default or 0)) for name in intake.filled]
 
     @property
     def on_host(self) -> bool:

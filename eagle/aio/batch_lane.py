@@ -70,12 +70,14 @@ class Lane:
     def put(self, request: Request) -> None:
         """Let a request wait for a batch."""
         counters.queued()
-        if request.n > self._max_samples or not request.n:  # the small ones are counted in samples
+        n = request.n
+        if n > self._max_samples or not n:  # the small ones are counted in samples
             self._large.append(request)
         else:
             self._waiting.append(request)
-            self._samples += request.n
-        self._ring()
+            self._samples += n
+        if self._bell is not None:
+            self._ring()
 
     def drop(self, request: Request) -> None:
         """Nobody waits for a request any more."""
@@ -181,20 +183,21 @@ class Lane:
     def _next_requests(self) -> list[Request]:
         """The oldest requests that fit one batch."""
         requests: list[Request] = []
-        room = self._max_samples
-        while self._samples:
-            request = self._oldest()
-            if request.n > room:
-                break
-            self._waiting.popleft()
-            self._samples -= request.n
-            room -= request.n
-            requests.append(request)
+        waiting, left, room = self._waiting, self._samples, self._max_samples
+        while left:
+            request = waiting[0]
+            if not request.answered:  # else it was dropped, and is counted no more
+                if request.n > room:
+                    break
+                room -= request.n
+                left -= request.n
+                requests.append(request)
+            waiting.popleft()
+        self._samples = left
         return requests
 
     def _start(self, requests: list[Request], *, alone: bool) -> None:
-        for _ in requests:
-            counters.admitted()
+        counters.admitted(len(requests))
         batch = Batch(requests, alone=alone, freed=self._ring)
         self._running.add(batch)
         self._spawn(self._run, batch, len(requests))

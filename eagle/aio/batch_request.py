@@ -6,7 +6,7 @@ dtypes and layout) passes a few cheap checks instead of a whole binding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -44,6 +44,7 @@ class Request:
         single: Whether it is one sample without a sample axis.
         began: When it was made, by ``time.perf_counter()``.
         seed: A CUDA event behind the work that made its planes, or None.
+        addresses: Device addresses of its planes in the order of `Intake.filled`, 0 for one that it left out.
         parked: The task that waits for it.
         batch: The batch it is in; None while it waits for one.
         start: Its first sample in the batch.
@@ -58,6 +59,7 @@ class Request:
 
     # What most requests never set stands here: making one is a large part of what a request costs.
     seed: Any = None
+    addresses: Sequence[int] = ()
     parked: ParkedTask | None = None
     batch: Any = None
     start = 0
@@ -129,52 +131,85 @@ class Form:
         residency: Where the arrays lie.
         args: The arguments it gave, all of them per-sample planes.
         omitted: The state planes it left out.
+        filled: Names of all planes that a batch copies, in the order of its table.
     """
 
-    __slots__ = ("_cuda", "_kind", "_specs", "omitted", "residency")
+    __slots__ = ("_cuda", "_kind", "_places", "_specs", "_table", "omitted", "residency")
 
-    def __init__(self, kind: type, residency: Residency, args: list[Arg], omitted: tuple[str, ...]) -> None:
+    def __init__(
+        self, kind: type, residency: Residency, args: list[Arg], omitted: tuple[str, ...], filled: tuple[str, ...]
+    ) -> None:
         self._kind = kind
-        self._specs = tuple((arg.name, arg.dtype, arg.width if arg.shape else 0) for arg in args)
+        ordered = sorted(args, key=lambda arg: bool(arg.shape))  # those of one number a sample first: they say n
+        self._specs = tuple((arg.name, arg.dtype, arg.width if arg.shape else 0) for arg in ordered)
+        self._places = tuple(filled.index(arg.name) for arg in ordered)
+        self._table = [0] * len(filled)
         self._cuda = None if residency.device is None else residency.xp.cuda
         self.residency = residency
         self.omitted = omitted
 
     def request(self, planes: Mapping[str, Any]) -> Request | None:
         """The request of planes that look the same; None for any others, which are then checked in full."""
-        n = self._samples(planes)
-        if n < 1:
+        if len(planes) != len(self._specs):
+            return None
+        if self._cuda is None:
+            n = self._samples(planes)
+            return Request(n, planes, self.residency, _NOTHING, self.omitted, False) if n else None
+        addresses: list[int] = self._table.copy()
+        n = self._device_samples(planes, addresses)
+        if not n:
             return None
         request = Request(n, planes, self.residency, _NOTHING, self.omitted, False)
-        if self._cuda is not None:
-            request.seed = _behind_the_caller(self._cuda)
+        request.addresses = addresses
+        request.seed = _behind_the_caller(self._cuda)
         return request
 
     def _samples(self, planes: Mapping[str, Any]) -> int:
-        if len(planes) != len(self._specs):
-            return 0
+        """Samples of NumPy planes that look the same, else 0."""
         kind: Any = self._kind
-        device, n = self.residency.device, -1
+        plain: tuple[int, ...] = ()
         for name, dtype, width in self._specs:
-            if name not in planes:
-                return 0
-            array = planes[name]
-            if type(array) is not kind or array.dtype is not dtype:
-                return 0
-            if device is None:
-                if array.flags.num & _READABLE != _READABLE:
-                    return 0
-            elif not array.flags.c_contiguous or array.data.device_id != device:
+            array: Any = planes.get(name)
+            if type(array) is not kind or array.dtype is not dtype or array.flags.num & _READABLE != _READABLE:
                 return 0
             shape = array.shape
-            samples = shape[-1] if shape else -1
-            if len(shape) != (2 if width else 1) or (width and (shape[0] != width or samples == width)):
-                return 0  # as many samples as components read both ways
-            if n < 0:
-                n = samples
-            elif samples != n:
+            if shape == plain and not width:
+                continue
+            if not plain:
+                plain = shape[-1:]
+            if not _fits(shape, width, plain):
                 return 0
-        return max(n, 0)
+        return plain[0] if plain else 0
+
+    def _device_samples(self, planes: Mapping[str, Any], addresses: list[int]) -> int:
+        """The same of CuPy planes, whose addresses are noted."""
+        kind: Any = self._kind
+        device = self.residency.device
+        plain: tuple[int, ...] = ()
+        for (name, dtype, width), place in zip(self._specs, self._places, strict=True):
+            array: Any = planes.get(name)
+            if type(array) is not kind or array.dtype is not dtype or not array.flags.c_contiguous:
+                return 0
+            data = array.data
+            if data.device_id != device:
+                return 0
+            addresses[place] = data.ptr
+            shape = array.shape
+            if shape == plain and not width:
+                continue
+            if not plain:
+                plain = shape[-1:]
+            if not _fits(shape, width, plain):
+                return 0
+        return plain[0] if plain else 0
+
+
+def _fits(shape: tuple[int, ...], width: int, plain: tuple[int, ...]) -> bool:
+    """Whether a plane of so many components (0: no such axis) has a native shape for ``plain`` samples."""
+    if not width:
+        return shape == plain
+    # as many samples as components read both ways
+    return len(shape) == 2 and shape[0] == width and shape[1:] == plain and plain[0] != width
 
 
 class Intake:
@@ -191,6 +226,7 @@ class Intake:
 
     Attributes:
         state: Names of the planes that results hold, in the order of the kernels' signatures.
+        filled: Names of the planes that a batch copies for each request, whether given or not.
         merges: Whether samples of many requests may run as one batch with the same bits: every kernel has a mask and
             touches its own sample only, whatever number that has.
     """
@@ -206,6 +242,7 @@ class Intake:
         hidden = step.hidden
         written = [a.name for a in step.args.values() if a.written and a.name != step.mask and a.name not in hidden]
         self.state = tuple(sorted(written, key=lambda name: order.get(name, len(order))))
+        self.filled = tuple(arg.name for arg in step.args.values() if arg.per_sample and arg.role != "terminated")
         roles = {arg.role for arg in step.args.values()}
         self.merges = step.guarded and step.local and step.placed is False and roles <= _BATCHED_ROLES
 
@@ -277,9 +314,10 @@ class Intake:
             args = [step.args[name] for name in planes]
             if all(arg.per_sample and bound.planes[arg.name].native.shape == planes[arg.name].shape for arg in args):
                 kind = bound.xp.ndarray
-                self._forms[kind] = Form(kind, residency, args, omitted)
+                self._forms[kind] = Form(kind, residency, args, omitted, self.filled)
         request = Request(bound.n, arrays, residency, shapes, omitted, bound.single)
         if residency.device is not None:
+            request.addresses = [arrays[name].data.ptr if name in arrays else 0 for name in self.filled]
             request.seed = _behind_the_caller(bound.xp.cuda)
         return request
 

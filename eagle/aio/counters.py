@@ -178,11 +178,11 @@ def in_flight() -> int:
     return _counts.in_flight
 
 
-def admitted() -> None:
+def admitted(units: int = 1) -> None:
     """Count the end of waiting: what was queued counts itself when it begins."""
     counts = _counts
     with counts.lock:
-        counts.queued -= 1
+        counts.queued -= units
 
 
 def finished(outcome: Outcome) -> None:

@@ -27,7 +27,7 @@ from eagle.aio.sweep import Sweeper
 from eagle.errors import LoopRunning, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 
     import anyio
 
@@ -83,8 +83,8 @@ class ParkedTask(Parked):
         return self._mailbox
 
     @abstractmethod
-    async def wait(self) -> None:
-        """Suspend until woken; a cancellation leaves at once."""
+    def wait(self) -> Awaitable[None]:
+        """Suspend until woken, when awaited; a cancellation leaves at once."""
 
 
 class ParkedThread(Parked):
@@ -178,12 +178,12 @@ class Mailbox(ABC):
 class _FutureTask(ParkedTask):
     __slots__ = ("_future",)
 
-    def __init__(self, box: Mailbox, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(box)
-        self._future: asyncio.Future[None] = loop.create_future()
+    def __init__(self, box: Mailbox, future: asyncio.Future[None]) -> None:
+        self._mailbox = box
+        self._future = future
 
-    async def wait(self) -> None:
-        await self._future
+    def wait(self) -> Awaitable[None]:
+        return self._future
 
     def wake(self) -> None:
         if not self._future.done():  # cancelled between the end of the work and this turn of the loop
@@ -205,7 +205,7 @@ class _AsyncioMailbox(Mailbox):
         return self._sweeper.look(ended, lane, spin_s)
 
     def park(self) -> ParkedTask:
-        return _FutureTask(self, asyncio.get_running_loop())
+        return _FutureTask(self, asyncio.get_running_loop().create_future())
 
 
 class _TrioTask(ParkedTask):
