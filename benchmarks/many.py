@@ -10,7 +10,7 @@ timed part their state is seeded and the device left idle. Requests to a Batcher
 - *gather*: ``await asyncio.gather(*(sim.run() for sim in sims))``.
 - *one run*: the same samples as one simulation, which is what batching could give at best.
 - *and read*: every result's arrays are made, too (a Batcher makes them on first access).
-- *NumPy planes* run on the CPU, also where there is a GPU.
+- *NumPy planes* run on the GPU all the same (``target="cuda"``): one upload and one download a batch.
 """
 
 from __future__ import annotations
@@ -206,11 +206,13 @@ class OurWorker(Worker):
             loop: "asyncio" or "uvloop".
             warm_up: Rounds that do not count.
             repeat: Rounds that do.
-            numpy: Whether the planes are NumPy's.
+            numpy: Whether the planes are NumPy's, to be uploaded.
             read: Whether the arrays of every result are made in the timed part.
             max_samples: Of a batch; None is all of them.
         """
         case, options = self.case, {**self.options, "max_samples": max_samples or count * n}
+        if numpy:
+            options["target"] = "cuda"
         given = self.planes_of(count, n)
         planes = given if numpy else [self.side.put(g) for g in given]
         self.side.settle()
@@ -379,10 +381,14 @@ def measure(bench: Bench) -> dict[str, Any]:
     if "eagle" not in bench.engines:
         return {}
     cuda = bench.target == "cuda"
-    names = ["batch", "batch read", *(["batch asyncio", "batch default", "batch numpy"] if cuda else [])]
+    names = [
+        "batch",
+        "batch read",
+        *(["batch asyncio", "batch default", "batch numpy", "batch numpy read"] if cuda else []),
+    ]
     times = bench.simulations(names)
     print_rows(f"{count:,} of {n:,} samples", times, ["peer after", "peer threads", "merged"])
-    many = bench.in_turns(bench.batches(requests, request_n, [*names, *(["batch numpy read"] if cuda else [])]))
+    many = bench.in_turns(bench.batches(requests, request_n, names))
     print_rows(f"{requests:,} requests of {request_n:,} samples", many, ["batch"])
     cost = bench.per_request()
     if cost:

@@ -47,6 +47,23 @@ def gather_kernel(device: int) -> Any:
     return function
 
 
+def gather(device: int, requests: int, planes: int, count: int, width: int, longest: int, capacity: int) -> None:
+    """Launch gather.cu on the current stream.
+
+    Args:
+        device: The current device.
+        requests: Device address of the requests' rows.
+        planes: Device address of the planes' rows.
+        count: Requests.
+        width: Planes.
+        longest: Samples of the longest request.
+        capacity: Samples from one component of a plane to the next.
+    """
+    parts = min(max(-(-longest // (_THREADS * _PER_THREAD)), 1), _MOST_PARTS)
+    args = (np.uint64(requests), np.uint64(planes), np.uint64(width), np.uint64(capacity))
+    gather_kernel(device)((count, width, parts), (_THREADS,), args)
+
+
 class Place:
     """Where results lie, and the point on a stream behind which they are there.
 
@@ -92,7 +109,7 @@ class Place:
 
 
 class DeviceFrame(Frame):
-    """A frame of CuPy arrays."""
+    """A frame of CuPy arrays; the kinds of it differ in where the planes of requests lie."""
 
     def __init__(self, intake: Intake, device: int | None, given: dict[str, Any], max_steps: int) -> None:
         assert device is not None
@@ -101,17 +118,16 @@ class DeviceFrame(Frame):
         self._device = self._cupy.cuda.Device(device)
         with self._device:
             super().__init__(intake, device, given, max_steps)
-            self._gather = gather_kernel(device)
+            gather_kernel(device)  # compiled before the event loop needs it
             self._reader = self._cupy.cuda.Stream(non_blocking=True)
-            self._planes = self._cupy.asarray(self._described())
-            self._table(64)
+            self._described = self._cupy.asarray(self._descriptions())
+            self._planes = int(self._described.data.ptr)
             loop = self.runner.bound
             assert isinstance(loop, DeviceLoop)
             self._loop = loop
-        self._sources: list[Any] = []
         self._in_flight = False
 
-    def _described(self) -> np.ndarray[Any, Any]:
+    def _descriptions(self) -> np.ndarray[Any, Any]:
         """The planes as gather.cu wants them."""
         rows = np.zeros((max(len(self._filled), 1), 4), np.uint64)
         for row, (name, default) in zip(rows, self._filled, strict=False):
@@ -119,6 +135,52 @@ class DeviceFrame(Frame):
             bits = int.from_bytes(default.tobytes(), "little")
             row[:] = (native.data.ptr, native.shape[0] if native.ndim == 2 else 1, default.itemsize, bits)
         return rows
+
+    def _mark(self, total: int, stream: Any) -> None:
+        """Nobody has finished but the tail, on a stream."""
+        runtime, loop = self._cupy.cuda.runtime, self._loop
+        mask = loop.mask.data.ptr
+        runtime.memsetAsync(mask, 0, total, stream.ptr)
+        if total < self.capacity:
+            runtime.memsetAsync(mask + total, 1, self.capacity - total, stream.ptr)
+        if loop.active is not None:
+            loop.active.reset()
+
+    async def follow(self, run: DeviceRun, work: Completion[Any], look: Callable[[Any], None] | None) -> None:
+        """Look between two slices, while the device rests."""
+        await leave_when_done(work)
+        self._in_flight = False  # the run stood behind the copies
+        if look is not None:
+            run.gather()
+            if not run.over():
+                look(self.mask(self.capacity))
+
+    def mask(self, total: int) -> np.ndarray[Any, Any]:
+        """A copy of the mask, read on a stream that waits for nobody else's work."""
+        with self._device:
+            mask: np.ndarray[Any, Any] = self._loop.mask[:total].get(stream=self._reader)
+        return mask
+
+    def report_so_far(self, run: DeviceRun) -> RunReport:
+        """By the slices that have ended."""
+        return run.result()
+
+    def rest(self) -> None:
+        """Nothing of the requests is in use any more."""
+        if self._in_flight:  # everybody left before the run: the copies still read the arrays and the table
+            with suppress(Exception), self._device:  # a device that has failed reads nothing any more
+                self._cupy.cuda.get_current_stream().synchronize()
+            self._in_flight = False
+
+
+class GatheredFrame(DeviceFrame):
+    """A frame for requests of CuPy arrays."""
+
+    def __init__(self, intake: Intake, device: int | None, given: dict[str, Any], max_steps: int) -> None:
+        super().__init__(intake, device, given, max_steps)
+        with self._device:
+            self._table(64)
+        self._sources: list[Any] = []
 
     def _table(self, rows: int) -> None:
         """Room for the addresses of so many requests, on both sides."""
@@ -146,39 +208,13 @@ class DeviceFrame(Frame):
             self._host[: len(table)] = np.frombuffer(table, np.uint64)
             for seed in seeds:
                 stream.wait_event(seed)
-            runtime, mask, loop = cupy.cuda.runtime, self._loop.mask.data.ptr, self._loop
-            runtime.memcpyAsync(self._there.data.ptr, self._pinned.ptr, 8 * len(table), _HOST_TO_DEVICE, stream.ptr)
+            there = int(self._there.data.ptr)
+            cupy.cuda.runtime.memcpyAsync(there, self._pinned.ptr, 8 * len(table), _HOST_TO_DEVICE, stream.ptr)
             if planes:
-                longest = max(r.n for r in requests)
-                parts = min(-(-longest // (_THREADS * _PER_THREAD)), _MOST_PARTS)
-                args = (self._there, self._planes, np.uint64(planes), np.uint64(self.capacity))
-                self._gather((count, planes, parts), (_THREADS,), args)
-            runtime.memsetAsync(mask, 0, total, stream.ptr)
-            if total < self.capacity:
-                runtime.memsetAsync(mask + total, 1, self.capacity - total, stream.ptr)
-            if loop.active is not None:
-                loop.active.reset()
+                gather(self._id, there, self._planes, count, planes, max(r.n for r in requests), self.capacity)
+            self._mark(total, stream)
         self._sources = [r.arrays for r in requests]  # a cancelled request's arrays may still be read from
         self._in_flight = True
-
-    async def follow(self, run: DeviceRun, work: Completion[Any], look: Callable[[Any], None] | None) -> None:
-        """Look between two slices, while the device rests."""
-        await leave_when_done(work)
-        self._in_flight = False  # the run stood behind the copies
-        if look is not None:
-            run.gather()
-            if not run.over():
-                look(self.mask(self.capacity))
-
-    def mask(self, total: int) -> np.ndarray[Any, Any]:
-        """A copy of the mask, read on a stream that waits for nobody else's work."""
-        with self._device:
-            mask: np.ndarray[Any, Any] = self._loop.mask[:total].get(stream=self._reader)
-        return mask
-
-    def report_so_far(self, run: DeviceRun) -> RunReport:
-        """By the slices that have ended."""
-        return run.result()
 
     def copy(self, start: int, n: int, *, done: bool) -> Outputs:
         """Copies on the current stream; results wait for them where they are used on another one."""
@@ -196,8 +232,5 @@ class DeviceFrame(Frame):
 
     def rest(self) -> None:
         """Let go of the arrays that were copied from."""
-        if self._in_flight:  # everybody left before the run: the copies still read the arrays and the table
-            with suppress(Exception), self._device:  # a device that has failed reads nothing any more
-                self._cupy.cuda.get_current_stream().synchronize()
-            self._in_flight = False
+        super().rest()
         self._sources = []

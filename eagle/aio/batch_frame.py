@@ -211,11 +211,15 @@ class Frames:
         residency: Where they lie.
         max_steps: Steps a sample may take.
         max_samples: The largest capacity.
+        upload: Whether requests lie on the host although these frames are a device's.
     """
 
-    def __init__(self, intake: Intake, residency: Residency, max_steps: int, max_samples: int) -> None:
+    def __init__(
+        self, intake: Intake, residency: Residency, max_steps: int, max_samples: int, *, upload: bool = False
+    ) -> None:
         self._intake = intake
         self._residency = residency
+        self._upload = upload
         self._max_steps = max_steps
         self._max_samples = max_samples
         self._at_rest: dict[int, list[Frame]] = {}
@@ -255,6 +259,8 @@ class Frames:
         with self._there():
             if request.seed is not None:
                 self._residency.xp.cuda.get_current_stream().wait_event(request.seed)
+            if self._upload:
+                return self._frame({name: self._residency.xp.array(a) for name, a in request.arrays.items()})
             return self._frame({n: a.copy() if args[n].written else a for n, a in request.arrays.items()})
 
     def _there(self) -> AbstractContextManager[object]:
@@ -265,9 +271,13 @@ class Frames:
         device = self._residency.device
         if device is None:
             return HostFrame(self._intake, None, given, self._max_steps)
-        from eagle.aio.batch_device import DeviceFrame
+        if self._upload:
+            from eagle.aio.batch_upload import UploadedFrame
 
-        return DeviceFrame(self._intake, device, given, self._max_steps)
+            return UploadedFrame(self._intake, device, given, self._max_steps)
+        from eagle.aio.batch_device import GatheredFrame
+
+        return GatheredFrame(self._intake, device, given, self._max_steps)
 
     def _capacity(self, total: int) -> int:
         capacity = _SMALLEST

@@ -9,7 +9,7 @@ States of a Batcher::
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 import anyio.lowlevel
@@ -19,14 +19,17 @@ from eagle.aio.batch_frame import Frames
 from eagle.aio.batch_lane import Lane
 from eagle.aio.batch_request import Intake, Request
 from eagle.aio.batch_result import BatchResult, Outputs
+from eagle.aio.offload import on_the_callers_stream
 from eagle.aio.report import RunReport
 from eagle.aio.runner import check_max_steps, take_options
 from eagle.aio.simulation import model_step
 from eagle.aio.wake import Mailbox, mailbox
 from eagle.errors import StateError
 from eagle.kernels.build import is_hawk_kernel
+from eagle.kernels.device import require_cupy
 from eagle.kernels.layout import Layout, check_layout_word
 from eagle.kernels.plan import Plan
+from eagle.kernels.residency import Residency, residency_of
 from eagle.kernels.step import MAX_MAPPED_SAMPLES
 
 if TYPE_CHECKING:
@@ -58,8 +61,9 @@ class Batcher:
     on. Every result has the bits that running alone would give; kernels for which that cannot be (shared accumulators,
     wide planes, a kernel without a mask) run each request alone, as does a request of more than ``max_samples``.
 
-    NumPy planes run on the host, CuPy planes on their GPU (with one launch that gathers a batch, and nothing passing
-    through the host); requests of different sides go to different batches.
+    NumPy planes run on the host, or with ``target="cuda"`` on the GPU, with one upload and one download for a whole
+    batch; CuPy planes run on their GPU, with one launch that gathers a batch, and nothing passing through the host.
+    Requests of different sides go to different batches.
 
     Leaving the block answers everything first. An exception in the block, or a cancellation, stops what runs: requests
     that still wait get a `StateError`. At most 16 batches are in flight; they take no token of a limiter. The batch
@@ -74,10 +78,13 @@ class Batcher:
         max_wait: Seconds that a request waits beside a running batch, at most; ``math.inf`` never starts a second one.
         scalar_type: "float64" (None) or "float32": the precision the kernels are built in.
         layout: "samples_first" or "samples_last", for planes whose shape reads both ways.
+        target: Where planes run that lie on the host: "cuda" (the device that is current when the block is entered),
+            or "host" (None), which gives the bits of `simulate`. Planes of a device run there.
         **shared: The kernels' numbers and lookup tables, shared by all requests.
 
     Raises:
         ValueError: An option is wrong; from entering the block also: the model or ``shared`` is wrong.
+        BackendUnavailable: From entering the block: ``target="cuda"`` without a usable GPU.
         TypeError: An option or a number is of the wrong type.
     """
 
@@ -91,16 +98,19 @@ class Batcher:
         max_wait: float = _MAX_WAIT,
         scalar_type: str | None = None,
         layout: Layout | None = None,
+        target: Literal["host", "cuda"] | None = None,
         **shared: Any,
     ) -> None:
         self._max_steps = check_max_steps(max_steps)
         self._layout = check_layout_word(layout)
         self._model = (model, until, scalar_type)
-        self._given = {"max_samples": max_samples, "max_wait": max_wait}
+        self._given: dict[str, Any] = {"max_samples": max_samples, "max_wait": max_wait, "target": target}
         if not _has_parameter(model, "max_samples"):
             _checked_max_samples(max_samples)
         if not _has_parameter(model, "max_wait"):
             _checked_max_wait(max_wait)
+        if not _has_parameter(model, "target"):
+            _checked_target(target)
         self._shared = shared
         self._max_samples, self._max_wait = _MAX_SAMPLES, _MAX_WAIT
         self._state = "new"
@@ -109,6 +119,7 @@ class Batcher:
         self._group: TaskGroup | None = None
         self._intake: Intake | None = None
         self._lanes: dict[int | None, Lane] = {}
+        self._upload: Residency | None = None  # where requests of the host are brought
         self._name = ""
 
     def __repr__(self) -> str:
@@ -125,7 +136,8 @@ class Batcher:
             raise StateError(f"{self!r} was entered before; make a new Batcher for a new block")
         self._state = "entered"
         try:
-            self._intake = await anyio.to_thread.run_sync(self._build, abandon_on_cancel=True)
+            build = on_the_callers_stream(self._build)
+            self._intake = await anyio.to_thread.run_sync(build, abandon_on_cancel=True)
         except BaseException:
             self._state = "closed"
             raise
@@ -139,11 +151,14 @@ class Batcher:
     def _build(self) -> Intake:
         step = model_step(*self._model)
         shared = dict(self._shared)
-        defaults = {"max_samples": _MAX_SAMPLES, "max_wait": _MAX_WAIT}
+        defaults = {"max_samples": _MAX_SAMPLES, "max_wait": _MAX_WAIT, "target": None}
         given = {name: value for name, value in self._given.items() if value is not defaults[name]}
         options = {**defaults, **take_options(step, shared, given)}
         self._max_samples = _checked_max_samples(options["max_samples"])
         self._max_wait = _checked_max_wait(options["max_wait"])
+        if _checked_target(options["target"]) == "cuda":
+            cupy = require_cupy()
+            self._upload = residency_of([("device", cupy.empty(1))])
         return Intake(step, shared, self._layout)
 
     async def __aexit__(
@@ -231,7 +246,9 @@ class Batcher:
         group = self._group
         assert group is not None, "the Batcher is open"
         device = request.residency.device
-        frames = Frames(intake, request.residency, self._max_steps, self._max_samples)
+        upload = device is None and self._upload is not None
+        residency = self._upload if upload and self._upload is not None else request.residency
+        frames = Frames(intake, residency, self._max_steps, self._max_samples, upload=upload)
         lane = Lane(self._name, frames, self._max_samples, self._max_wait, group.start_soon)
         self._lanes[device] = lane
         group.start_soon(partial(self._serve, lane, device))
@@ -269,6 +286,12 @@ def _checked_max_wait(value: object) -> float:
     if not value >= 0:
         raise ValueError(f"max_wait={value}: expected seconds, at least 0 (math.inf never starts a second batch)")
     return float(min(value, _FOR_EVER_S))
+
+
+def _checked_target(value: object) -> str:
+    if value not in (None, "host", "cuda"):
+        raise ValueError(f"target={value!r}: expected 'cuda' or 'host' (None), where planes of the host run")
+    return "host" if value is None else str(value)
 
 
 def _empty(intake: Intake, request: Request) -> SimResult:

@@ -290,6 +290,8 @@ async def test_a_wrong_model_or_shared_value_is_refused_on_entering(wrong: str) 
         ({"max_wait": math.nan}, ValueError),
         ({"max_wait": "soon"}, TypeError),
         ({"max_wait": None}, TypeError),
+        ({"target": "gpu"}, ValueError),
+        ({"target": 0}, ValueError),
         ({"layout": "sideways"}, ValueError),
     ],
 )
