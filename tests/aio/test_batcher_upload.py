@@ -140,13 +140,13 @@ async def test_one_sample_none_and_one_larger_than_a_batch() -> None:
 @gpu
 async def test_the_cap_ends_some_and_active_sets_run() -> None:
     requests = [climb_request(n) for n in (5, 50, 300)]
-    async with eagle.Batcher(climb_listed, max_steps=20, r=1.0, target="cuda") as batcher:
+    async with eagle.Batcher(climb_listed, max_steps=32, r=1.0, target="cuda") as batcher:
         for _ in range(2):
             results = await gathered(batcher, requests, LIMIT_S)
             for result, planes in zip(results, requests, strict=True):
-                np.testing.assert_array_equal(result.x, np.minimum(planes["goal"], 20.0))
-                np.testing.assert_array_equal(result.finished, planes["goal"] <= 20.0)
-                assert result.status == ("finished" if planes["goal"].max() <= 20.0 else "max_steps")
+                np.testing.assert_array_equal(result.x, np.minimum(planes["goal"], 32.0))
+                np.testing.assert_array_equal(result.finished, planes["goal"] <= 32.0)
+                assert result.status == ("finished" if planes["goal"].max() <= 32.0 else "max_steps")
 
 
 @gpu
