@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,12 @@ SLICE_NS = 5_000_000  # half the promised 10 ms: a call that is mispredicted by 
 _PUBLISH_NS = 20_000_000
 _NOTE_NS = 8_000_000
 _CACHE_BYTES = 256 * 1024  # a quarter of a usual second-level cache; more costs uniform runs 15 %, less spread ones
+# Where the last run of so few samples took less, the next one is one range for one thread: before a second one has
+# woken and warmed its cache it is over. If it is not, it is cut after all (`_cut_again`).
+_BRIEF_NS, _BRIEF_SAMPLES = 900_000, 4096
 _MIN_RANGE = 256  # hawk's tile: smaller ranges leave vector lanes empty
 _MAX_RANGE = 16_384
-_BALANCE_FROM = 8192
+_BALANCE_FROM = 2048
 
 
 @dataclass(slots=True)
@@ -48,6 +51,7 @@ class Range:
     last_k: int = 1
     packed: PackedRange | None = None
     noted_ns: int = 0
+    busy_ns: int = 0
     by_k: dict[int, int] = field(default_factory=dict)
 
     def note(self, k: int) -> None:
@@ -206,6 +210,9 @@ class RangesRun(HostRun):
         super().__init__(loop, max_steps, threads)
         self._pacing = pacing
         self._ranges: list[Range] = []
+        self._most = self.width
+        if loop.n <= _BRIEF_SAMPLES and loop.busy_ns is not None and loop.busy_ns < _BRIEF_NS and not loop.pieces:
+            self.width = 1
         self._packs = packable(loop)
 
     def turn(self) -> Iterable[Range]:
@@ -226,9 +233,25 @@ class RangesRun(HostRun):
         """Run the range until it is finished, the cap is reached, or the slice is over."""
         with self.loop.borrowed_calls() as calls, tracing.block("host", "slice", simulation=self.loop.name):
             over = self._advance(piece, calls)
+        if not over and self.width < self._most and not self.stopping:
+            self._cut_again(piece)
         if self.loop.settled is not None:
             self._note_settled(piece, self.loop.settled, over)
         return over
+
+    def _cut_again(self, piece: Range) -> None:
+        """Share what is left of the only range with more threads: the run turned out longer than the last one."""
+        self._unpack(piece)
+        size = max(_MIN_RANGE, -(-piece.count // self._most))
+        cuts = [(base, min(size, piece.count - base)) for base in range(size, piece.count, size)]
+        more = [
+            replace(piece, base=piece.base + base, count=count, busy_ns=0, by_k={**piece.by_k}) for base, count in cuts
+        ]
+        piece.count = min(size, piece.count)
+        self._ranges += more
+        self.width = self._most
+        with self._lock:
+            self._ready.extend(more)
 
     def _note_settled(self, piece: Range, settled: np.ndarray[Any, Any], over: bool) -> None:
         """Note which samples of a range nothing will touch any more; not every slice, since it costs some gathers."""
@@ -253,8 +276,10 @@ class RangesRun(HostRun):
             live = self._launch(piece, calls, k)
             if live == 0 or piece.steps >= self.max_steps:
                 self._unpack(piece)
+                piece.busy_ns += perf_counter_ns() - began
                 return True
             now = perf_counter_ns()
+            piece.busy_ns += now - began
             piece.k = pacing.next(k, piece.launches, now - began)
             began = now
             if self.stopping:
@@ -284,9 +309,11 @@ class RangesRun(HostRun):
         return live
 
     def settle_planes(self) -> None:
-        """Put packed samples back where they belong."""
+        """Put packed samples back where they belong, and note what the run took."""
         for piece in self._ranges:
             self._unpack(piece)
+        if self._ranges:
+            self.loop.busy_ns = sum(piece.busy_ns for piece in self._ranges)
 
     @staticmethod
     def _unpack(piece: Range) -> None:

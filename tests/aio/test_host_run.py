@@ -314,3 +314,39 @@ def test_a_run_stopped_before_it_begins_counts_nowhere() -> None:
     assert (after.in_flight, after.cancelled) == (before.in_flight, before.cancelled)
     assert run.reported.steps == 0
     assert sim.run().report.steps == 50
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_run_that_turns_out_longer_than_the_last_one_is_cut_after_all(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[RangesRun] = []
+    result = RangesRun.result
+
+    def noted(run: RangesRun) -> Any:
+        runs.append(run)
+        return result(run)
+
+    monkeypatch.setattr(RangesRun, "result", noted)
+    monkeypatch.setattr(host_run, "_BRIEF_NS", 10**12)  # however slow this machine is
+    n = 1000
+    goal = np.full(n, 3.0)
+    planes = {"x": np.zeros(n), "goal": goal, "c": np.zeros(n)}
+    sim = eagle.sync.simulation(models.climb, max_steps=10**9, r=1.0, **planes)
+    sim.runner.host_threads = threads
+    assert sim.run().done
+    monkeypatch.setattr(host_run, "SLICE_NS", 1)  # whatever comes takes longer than a slice
+    monkeypatch.setattr(Pacing, "next", lambda *_: 5)
+    monkeypatch.setattr(Pacing, "first", lambda *_: 5)
+    goal[...] = np.random.default_rng(1).integers(10, 500, n)
+    goal[n // 2] = 500.0
+    for name in ("x", "c"):
+        planes[name][...] = 0.0
+    sim.reset()
+    after = sim.run()
+    np.testing.assert_array_equal(planes["x"], goal)
+    np.testing.assert_array_equal(planes["c"], goal)
+    assert (after.done, after.steps) == (True, 500)
+    ranges = sorted((piece.base, piece.count) for piece in runs[-1]._ranges)
+    assert ranges == ([(0, n)] if threads == 1 else [(0, 334), (334, 334), (668, 332)])
+    assert all(sum(k * count for k, count in piece.by_k.items()) == piece.steps for piece in runs[-1]._ranges)
