@@ -125,6 +125,7 @@ class DeviceFrame(Frame):
             loop = self.runner.bound
             assert isinstance(loop, DeviceLoop)
             self._loop = loop
+            loop.depth = 1  # `follow` looks at the mask while the device rests
         self._in_flight = False
 
     def _descriptions(self) -> np.ndarray[Any, Any]:

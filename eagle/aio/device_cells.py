@@ -75,20 +75,20 @@ class Cells:
         self._histogram = histogram
         self._memory = cupy.zeros(self._bytes, np.uint8)
         self._replays = cupy.zeros(1, np.uint32)
-        self._pinned = cupy.cuda.alloc_pinned_memory(self._bytes + 4)
-        self._host = np.frombuffer(self._pinned, np.uint8, self._bytes + 4)
+        self._pinned = cupy.cuda.alloc_pinned_memory(2 * self._bytes + 4)
+        self._host = np.frombuffer(self._pinned, np.uint8, 2 * self._bytes + 4)
         self._host[...] = 0
         self._view = self._host.data
         self.base: int = int(self._memory.data.ptr)
         self.finished = self._memory[:4].view(np.uint32)
         self.shown = cupy.zeros(1, np.uint32)
-        self.signal = EndSignal(self._host[self._bytes :].view(np.uint32))
+        self.signal = EndSignal(self._host[2 * self._bytes :].view(np.uint32))
         args = [
             np.uint64(self.base),
             np.uint32(self._bytes // 4),
             np.uint64(self._pinned.ptr),
             np.uint64(self._replays.data.ptr),
-            np.uint64(self._pinned.ptr + self._bytes),
+            np.uint64(self._pinned.ptr + 2 * self._bytes),
             np.uint64(self.shown.data.ptr),
         ]
         self._report = PackedLaunch(loop_kernels(device)["eagle_report"], args, 1, 32)
@@ -101,14 +101,20 @@ class Cells:
         """Bring every counter to the host, clear it, and raise the signal: the last step of a replay."""
         self._report.launch()
 
-    def read(self) -> Counts:
-        """What the last `report` brought; the signal must have been seen."""
-        return Counts._make(_COUNTS.unpack_from(self._view, 0))
+    def read(self, replay: int) -> Counts:
+        """What the `report` of a replay brought.
 
-    def read_policy(self) -> tuple[list[int], dict[int, int]]:
-        """The policy cells (k, finished at launch, steps done, cap, go) and the launches of each k."""
-        cells = list(_POLICY.unpack_from(self._view, _OFFSETS["policy"]))
-        counts = self._host[_HISTOGRAM : self._bytes].view(np.uint32)
+        Args:
+            replay: Its number: what the signal was expected to be at its end, which must have been seen. At most one
+                later replay may have been issued.
+        """
+        return Counts._make(_COUNTS.unpack_from(self._view, (replay & 1) * self._bytes))
+
+    def read_policy(self, replay: int) -> tuple[list[int], dict[int, int]]:
+        """The policy cells (k, finished at launch, steps done, cap, go) and the launches of each k, as in `read`."""
+        at = (replay & 1) * self._bytes
+        cells = list(_POLICY.unpack_from(self._view, at + _OFFSETS["policy"]))
+        counts = self._host[at + _HISTOGRAM : at + self._bytes].view(np.uint32)
         return cells, {k: int(count) for k, count in enumerate(counts) if count}
 
 
@@ -184,17 +190,19 @@ class SharedWord:
         self._array = array
         self._copy = cupy.cuda.runtime.memcpyAsync
         self._current = cupy.cuda.get_current_stream
-        self._pinned = cupy.cuda.alloc_pinned_memory(8)
-        self._host = np.frombuffer(self._pinned, np.int64, 1)
+        self._pinned = cupy.cuda.alloc_pinned_memory(16)
+        self._host = np.frombuffer(self._pinned, np.int64, 2)
+        self._at = 0
         self.value = 0
 
     def set(self, value: int) -> None:
         """Copy ``value`` to the device on the current stream.
 
-        The stream must have passed the last copy, which reads the same pinned memory.
+        The stream must have passed the copy before the last one, which reads the same pinned memory.
         """
-        self._host[0] = self.value = value
-        self._copy(self._address, self._pinned.ptr, 8, _HOST_TO_DEVICE, self._current().ptr)
+        at = self._at = 1 - self._at
+        self._host[at] = self.value = value
+        self._copy(self._address, self._pinned.ptr + 8 * at, 8, _HOST_TO_DEVICE, self._current().ptr)
 
 
 def count_mask(mask: Any, cells: Cells, device: int) -> PackedLaunch:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from eagle.kernels.planes import Planes
 
 SLICE_NS = 5_000_000
-_SPIN_NS = 3_000_000
+LONG_S = 0.003
 _FAR = 8
 _FIRST_K = 16  # steps of the first launch of an automatic active-set loop
 _LATENCY_NS_PER_OP = 1.0  # of a dependent FP64 operation; only until a run has been timed
@@ -45,9 +45,12 @@ class DeviceLoop(BoundLoop):
         cells: The counters.
         build_s: Seconds of capture so far.
         ns_per_step: Measured or estimated device time of one step of the whole batch.
+        expected_s: What the last launch took.
         evenness: Mean over largest step count of the last run that told, or None.
         last_finished: Samples that had finished at the end of the last run.
         learning: Whether the next run is to learn what each sample takes.
+        depth: Launches of a run that may be in flight at once, once `measured`.
+        measured: Whether ``ns_per_step`` was measured.
     """
 
     def __init__(self, *args: Any, max_steps: int, **options: Any) -> None:
@@ -59,7 +62,9 @@ class DeviceLoop(BoundLoop):
         self.reorders_before = 0
         self.last_finished = 0
         self.last_policy: list[int] | None = None
-        self.spin_s = 1e-4
+        self.expected_s = 6e-5
+        self.depth = 2
+        self.measured = False
         self._fused: dict[tuple[Shape, int | None], tuple[GraphPipeline, Any]] = {}
         self._shape: Shape | None = None
         self._steady: tuple[Shape, int | None, GraphPipeline, Any] | None = None
@@ -153,19 +158,25 @@ class DeviceLoop(BoundLoop):
         Beside others a launch takes longer than it needs: that makes no slices shorter, which would make all of them
         slower, unless it is far from what was expected. One slow moment must not slice the next run either.
 
-        A task that awaits the next launch looks in turns of its loop for about as long: a woken task is some 30 µs
-        late, which the shortest runs would feel; a loop that has other tasks runs them meanwhile. Runs of more than a
-        few milliseconds are left to the poller.
-
         Args:
             took_ns: From the issue until the end was seen.
             steps: Of the longest sample.
             alone: Whether nothing else was in flight.
         """
         now = took_ns / steps
+        self.measured = True
         if now < self.ns_per_step or alone or took_ns > _FAR * SLICE_NS:
             self.ns_per_step = min(now, 2 * self.ns_per_step)
-        self.spin_s = 1.5e-9 * took_ns if took_ns < _SPIN_NS else 0.0
+        self.expected_s = 1e-9 * took_ns
+
+    @property
+    def spin_s(self) -> float:
+        """How long a task that awaits a launch looks in turns of its loop, which runs its other tasks meanwhile.
+
+        About as long as the last launch took: a woken task is some 30 µs late, which the shortest runs would feel. Runs
+        of more than a few milliseconds are left to the poller.
+        """
+        return 1.5 * self.expected_s if self.expected_s < LONG_S else 0.0
 
     def budget(self) -> int:
         """Steps that are expected to fit one slice."""

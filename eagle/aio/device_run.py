@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter, perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
@@ -26,8 +28,21 @@ if TYPE_CHECKING:
 _FIRST_RUNG = 16  # steps of a learning run's first launch
 
 
+@dataclass(slots=True)
+class _Launch:
+    """A launch in flight."""
+
+    work: Completion[Any]
+    budget: int  # steps a sample may take in it
+    replay: int  # its number, for `Cells.read`
+    issued_ns: int
+    alone: bool  # whether nothing else was in flight when it was issued
+
+
 class DeviceRun(ABC):
     """One run of a device loop: ask `next` for work and wait for it, until it gives None; then `close`.
+
+    A run of several launches keeps two in flight, so that the device goes on while the host looks at the first.
 
     Args:
         loop: The bound loop.
@@ -45,12 +60,11 @@ class DeviceRun(ABC):
         self.finished = 0
         self.report: RunReport | None = None
         self._stopping = False
-        self._work: Completion[Any] | None = None
+        self._flight: deque[_Launch] = deque()
         self._begun = False
-        self._alone = True
         self._began_s = 0.0
         self._taken = 0
-        self._issued_ns = 0
+        self._ended_ns = 0
         self._build_s_before = loop.build_s
         if loop.copied:
             loop.planes.take_in()
@@ -66,9 +80,8 @@ class DeviceRun(ABC):
     def stop(self) -> None:
         """Ask the run to end: no further launch, and a loop ends before its next iteration."""
         self._stopping = True
-        work = self._work
-        if work is not None:
-            work.stop()
+        for launch in tuple(self._flight):
+            launch.work.stop()
 
     @property
     @abstractmethod
@@ -80,32 +93,42 @@ class DeviceRun(ABC):
         """Capture this run's graph; the first one of a process compiles a few kernels too."""
 
     def next(self, *, join: bool) -> Completion[Any] | None:
-        """Issue the next launch and give its completion; None when the run is over. Never waits.
+        """Issue what may be in flight and give the oldest launch's completion; None when the run is over. Never waits.
 
         Args:
             join: Without effect: a device needs no thread of the caller.
         """
-        if self._work is not None:
+        if self._flight:
             self.gather()
-        if self._stopping or self.over():
-            return None
-        self._alone = not counters.in_flight()
-        self._work = self.issue()
-        self._issued_ns = perf_counter_ns()  # not before: the first issue captures a graph
-        self._work.spin_s = self.loop.spin_s
+        while not self._stopping and len(self._flight) < self.depth() and not self.over() and (budget := self.budget()):
+            self._send(budget)
+        return self._flight[0].work if self._flight else None
+
+    def _send(self, budget: int) -> None:
+        loop, flight = self.loop, self._flight
+        alone = counters.in_flight() <= len(flight)
+        work = self.issue(budget)
+        # Not the time before: the first issue captures a graph.
+        flight.append(_Launch(work, budget, loop.cells.signal.expected, perf_counter_ns(), alone))
+        # Behind a slice another one is on its way: seeing its end late costs nothing.
+        work.spin_s = loop.spin_s if budget == self.max_steps else 0.0
         if not self._begun:
             self._begun = True
             self._began_s = perf_counter()
-            self.loop.watchers.begin(look=self.look)
-        return self._work
+            loop.watchers.begin(look=self.look)
 
     def gather(self) -> None:
-        """Read what the launch counted that has ended; nothing when that was done. `next` and `close` do it, too."""
-        work, self._work = self._work, None
-        if work is None or not work.done() or work.error is not None:
+        """Read what the oldest launch counted, if it has ended. `next` and `close` do it, too."""
+        if not self._flight or not self._flight[0].work.done():
+            return
+        launch = self._flight.popleft()
+        if launch.work.error is not None:
             return
         now = perf_counter_ns()
-        self._taken += self.collect(now - self._issued_ns)
+        took_ns = now - max(launch.issued_ns, self._ended_ns)
+        self._ended_ns = now
+        launch.alone = launch.alone and counters.in_flight() <= len(self._flight)
+        self._taken += self.collect(launch, took_ns)
         watchers = self.loop.watchers
         if watchers.wanted and not self.over():
             watchers.publish(self._meter.read(self.finished, self._taken))
@@ -118,13 +141,21 @@ class DeviceRun(ABC):
         """The accounting for watchers, made when the first one looks; its clock started with the run."""
         return Meter(self.loop.n, self.loop.last_finished, began=self._began_s)
 
+    def depth(self) -> int:
+        """Launches that may be in flight now."""
+        return 1
+
     @abstractmethod
-    def issue(self) -> Completion[Any]:
+    def budget(self) -> int:
+        """Steps that a sample may take in the next launch; 0 when all that it may take have been issued."""
+
+    @abstractmethod
+    def issue(self, budget: int) -> Completion[Any]:
         """Issue the next launch."""
 
     @abstractmethod
-    def collect(self, took_ns: int) -> int:
-        """Read what the last launch counted; returns the sample-steps it took, at most."""
+    def collect(self, launch: _Launch, took_ns: int) -> int:
+        """Read what a launch counted; returns the sample-steps it took, at most."""
 
     @abstractmethod
     def over(self) -> bool:
@@ -136,7 +167,6 @@ class DeviceRun(ABC):
         if has_failed(loop.device):
             return  # nothing can be read any more; the error is on its way to the caller
         self._settle()
-        self.gather()
         if loop.copied or loop.active is not None:
             if loop.active is not None:
                 loop.active.restore()
@@ -149,16 +179,16 @@ class DeviceRun(ABC):
             loop.last_finished = self.finished
 
     def _settle(self) -> None:
-        """Wait for a launch that nobody waited for: Ctrl-C came before the wait, or the coroutine was thrown away.
+        """Wait for launches that nobody waited for: a stop, Ctrl-C before the wait, a coroutine that was thrown away.
 
-        The buffers are in use until it ends, which is a slice at most; a loop is asked to stop.
+        The buffers are in use until they end, which is a slice at most; a loop is asked to stop.
         """
-        work = self._work
-        if work is None or work.done():
-            return
-        work.stop()
-        while not work.done():
-            sleep(1e-4)
+        for launch in self._flight:
+            launch.work.stop()
+        while self._flight:
+            while not self._flight[0].work.done():
+                sleep(1e-4)
+            self.gather()
 
     def result(self) -> RunReport:
         """The report."""
@@ -201,7 +231,7 @@ class FusedRun(DeviceRun):
     def __init__(self, loop: DeviceLoop, max_steps: int, priority: int | None) -> None:
         super().__init__(loop, max_steps, priority)
         self._shape = loop.shape()
-        self._budget = 0
+        self._issued = 0  # steps of all launches so far
         self._step_sum = 0
         self._counts: Any = None
 
@@ -220,34 +250,43 @@ class FusedRun(DeviceRun):
             return self.loop.n == 0
         return self.finished == self.loop.n or self.steps >= self.max_steps
 
-    def slice_steps(self) -> int:
-        """Steps of the next launch, the cap aside."""
-        return self.loop.budget()
+    def depth(self) -> int:
+        """Two, once it is known how long a step takes: then the slices in flight are half as long."""
+        return self.loop.depth if self.loop.measured else 1
 
-    def issue(self) -> Completion[Any]:
-        """One launch with the budget of a slice."""
+    def budget(self) -> int:
+        """All that is left where it fits one slice, else a slice."""
+        left, fits = self.max_steps - self._issued, self.loop.budget()
+        if left <= fits and not self._flight:
+            return left
+        return min(left, max(1, fits // self.depth()))
+
+    def issue(self, budget: int) -> Completion[Any]:
+        """One launch of so many steps."""
         loop = self.loop
         pipeline = loop.fused_pipeline(self._shape, self.priority)
-        budget = self._budget = min(self.slice_steps(), self.max_steps - self.steps)
         word = loop.word
         assert word is not None, "an automatic kernel has a steps word"
+        self._issued += budget
         if word.value == budget:
             return pipeline.enqueue()
         return pipeline.enqueue(pre_launch=lambda: word.set(budget))
 
-    def collect(self, took_ns: int) -> int:
+    def collect(self, launch: _Launch, took_ns: int) -> int:
         """Count the launch by the steps of its longest sample."""
         loop = self.loop
-        counts = self._counts = loop.cells.read()
+        if self._counts is not None and self.finished == loop.n:
+            return 0  # it was on its way when the one before finished the last sample
+        counts = self._counts = loop.cells.read(launch.replay)
         self.finished = counts.finished
-        taken = counts.steps if self._shape.entry != "step" else self._budget
+        taken = counts.steps if self._shape.entry != "step" else launch.budget
         if self.finished < loop.n:
-            taken = self._budget  # somebody ran to the end of the budget
+            taken = launch.budget  # somebody ran to the end of the budget
         if taken:
             self.steps += taken
             self.launches += 1
             self.launches_by_k[taken] = self.launches_by_k.get(taken, 0) + 1
-            loop.timed(took_ns, taken, alone=self._alone and not counters.in_flight())
+            loop.timed(took_ns, taken, alone=launch.alone)
             loop.last_policy = [taken, self.finished, self.steps, self.max_steps, int(not self.over())]
         self._step_sum += counts.step_sum
         if self._step_sum and self.over():
@@ -284,13 +323,17 @@ class LearningRun(FusedRun):
         self._rung = 0
         self._cost: Any = loop.planes.xp.zeros(loop.n, np.int32)
 
-    def slice_steps(self) -> int:
-        """Twice the last launch's, as long as a slice allows."""
-        return min(_FIRST_RUNG << self._rung, super().slice_steps())
+    def depth(self) -> int:
+        """One: the mask is read between two launches."""
+        return 1
 
-    def collect(self, took_ns: int) -> int:
+    def budget(self) -> int:
+        """Twice the last launch's, as long as a slice allows."""
+        return min(_FIRST_RUNG << self._rung, super().budget())
+
+    def collect(self, launch: _Launch, took_ns: int) -> int:
         """Note who has finished in this launch."""
-        taken = super().collect(took_ns)
+        taken = super().collect(launch, took_ns)
         self._rung += 1
         live = ~self.loop.kernel_mask
         self._cost[live] = self._rung
@@ -329,7 +372,11 @@ class BandRun(DeviceRun):
         """The loop has run: it ends at its guard or at the cap."""
         return self._ran or self.loop.n == 0
 
-    def issue(self) -> Completion[Any]:
+    def budget(self) -> int:
+        """All of them, once."""
+        return 0 if self._flight else self.max_steps
+
+    def issue(self, budget: int) -> Completion[Any]:
         """One launch of the whole loop."""
         loop = self.loop
         pipeline = loop.band_pipeline(self.priority)
@@ -351,12 +398,12 @@ class BandRun(DeviceRun):
         except Exception:  # a device that fails: the run itself tells
             return None
 
-    def collect(self, took_ns: int) -> int:
+    def collect(self, launch: _Launch, took_ns: int) -> int:
         """Count the loop's iterations."""
         loop = self.loop
         with self._looking:
             self._ran = True
-        counts = loop.cells.read()
+        counts = loop.cells.read(launch.replay)
         self.finished = counts.finished
         self._compactions = counts.compactions
         iterations = loop.iterations.read(1)
@@ -365,7 +412,7 @@ class BandRun(DeviceRun):
             self._reorders = loop.reordered.read(0) - loop.reorders_before
             loop.reorders_before = loop.reordered.read(0)
         if loop.auto:
-            loop.last_policy, self.launches_by_k = loop.cells.read_policy()
+            loop.last_policy, self.launches_by_k = loop.cells.read_policy(launch.replay)
             self.steps = loop.last_policy[2]
         else:
             self.steps = iterations * loop.every

@@ -9,6 +9,8 @@ from __future__ import annotations
 from time import perf_counter, perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
+import anyio
+
 from eagle.aio import counters, poller
 from eagle.aio.completion import Completion, drained
 from eagle.aio.progress import Meter
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
     from eagle.aio.events import StreamEnd
     from eagle.aio.shapes import Shape
 
-# A blocking caller has nothing better to do for so long than to look again at once.
-_SPIN_BLOCKING_S = 1e-3
+# A run that is expected to take longer is slept through for most of that time before it is looked at, by a task and by
+# a blocking thread; looking through all of it would only heat a core.
+_DOZE_FROM_S, _THREAD_DOZES_FROM_S = 0.003, 0.0005
+_DOZED, _MOST_S = 0.75, 0.005
 
 
 class ShortRun:
@@ -35,7 +39,18 @@ class ShortRun:
         max_steps: Steps a sample may take; the kernel's steps word holds them already.
     """
 
-    __slots__ = ("_alone", "_completion", "_end", "_error", "_graph", "_issued_ns", "_loop", "_max_steps", "_shape")
+    __slots__ = (
+        "_alone",
+        "_completion",
+        "_end",
+        "_error",
+        "_graph",
+        "_issued_ns",
+        "_loop",
+        "_max_steps",
+        "_overslept",
+        "_shape",
+    )
 
     def __init__(self, loop: DeviceLoop, shape: Shape, graph: CudaGraph, max_steps: int) -> None:
         self._loop = loop
@@ -43,6 +58,7 @@ class ShortRun:
         self._graph = graph
         self._max_steps = max_steps
         self._error: Exception | None = None
+        self._overslept = False
         self._completion: Completion[None] | None = None
         self._alone = not counters.in_flight()
         self._end: StreamEnd = graph.replay()
@@ -57,8 +73,12 @@ class ShortRun:
         """
         box = mailbox()
         assert box is not None, "an event loop runs the caller"
+        expected_s = self._loop.expected_s
         try:
-            if not await box.look(self._over, self._graph, self._loop.spin_s):
+            if expected_s > _DOZE_FROM_S:
+                await anyio.sleep(_DOZED * min(expected_s, _MOST_S))
+                self._overslept = self._over()
+            if not await box.look(self._over, self._graph, (1.5 - _DOZED) * expected_s):
                 await self._parked()
         except GeneratorExit:  # the coroutine is thrown away: nothing can be awaited any more
             while not self._over():
@@ -75,12 +95,17 @@ class ShortRun:
     def run_blocking(self) -> RunReport:
         """Wait for the end in this thread. Ctrl-C leaves when the replay has ended."""
         interrupt: KeyboardInterrupt | None = None
-        began = perf_counter()
+        expected_s, began = self._loop.expected_s, perf_counter()
+        doze_s = _DOZED * min(expected_s, _MOST_S) if expected_s > _THREAD_DOZES_FROM_S else 0.0
         while True:
             try:
+                if doze_s:
+                    nap_s, doze_s = doze_s, 0.0
+                    sleep(nap_s)
+                    self._overslept = self._over()
                 while not self._over():
                     waited = perf_counter() - began
-                    if waited > _SPIN_BLOCKING_S:
+                    if waited > 1.5 * expected_s:
                         sleep(nap_after(waited))
                 break
             except KeyboardInterrupt as error:
@@ -117,12 +142,14 @@ class ShortRun:
 
     def _report(self) -> RunReport:
         took_ns = perf_counter_ns() - self._issued_ns
+        if self._overslept:
+            took_ns //= 2  # nobody saw the end; what was expected was too much
         error = self._error
         if error is not None:
             self._close("failed")
             raise poller.fault_of(error, self._graph.device, self._graph.name) from error
         loop, shape = self._loop, self._shape
-        n, counts = loop.n, loop.cells.read()
+        n, counts = loop.n, loop.cells.read(self._end.expected)
         done = counts.finished == n
         # Where not all have finished, somebody took every step there was; the step entry does not tell.
         steps = counts.steps if done and shape.entry != "step" else self._max_steps

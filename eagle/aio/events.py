@@ -95,10 +95,10 @@ class StreamEnd:
         runtime: CuPy's runtime module.
     """
 
-    __slots__ = ("_asked", "_expected", "_runtime", "_stream", "_word")
+    __slots__ = ("_asked", "_runtime", "_stream", "_word", "expected")
 
     def __init__(self, word: memoryview, expected: int, stream: int, runtime: Any) -> None:
-        self._word, self._expected, self._stream, self._runtime = word, expected, stream, runtime
+        self._word, self.expected, self._stream, self._runtime = word, expected, stream, runtime
         self._asked = 0
 
     @property
@@ -108,7 +108,7 @@ class StreamEnd:
         Raises:
             CUDARuntimeError: The device has failed.
         """
-        if (self._word[0] - self._expected) & 0xFFFFFFFF < 0x80000000:
+        if (self._word[0] - self.expected) & 0xFFFFFFFF < 0x80000000:
             return True
         self._asked += 1
         if self._asked % _ASK_DRIVER_EVERY:

@@ -13,20 +13,22 @@ extern "C" __global__ void eagle_count_mask(const unsigned char* mask, u32* coun
     if ((threadIdx.x & 31) == 0 && mine) atomicAdd(count, mine);
 }
 
-// The end of a replay, one block: every counter goes to pinned memory and is cleared for the next replay (the first, the
-// finished count, stays readable in *shown); then the host's word is raised, behind a fence, so that a host that sees
-// it sees the counters too.
+// The end of a replay, one block: every counter goes to pinned memory, to one of two places in turn, since the next
+// replay may have ended before the host has read them, and is cleared for the next replay (the first, the finished
+// count, stays readable in *shown); then the host's word is raised, behind a fence, so that a host that sees it sees the
+// counters too.
 extern "C" __global__ void eagle_report(u32* cells, u32 words, u32* host, u32* replays, volatile u32* signal,
                                         u32* shown) {
+    u32 count = *replays + 1;
+    u32* place = host + (count & 1u) * words;
     if (threadIdx.x == 0) *shown = cells[0];
     for (u32 i = threadIdx.x; i < words; i += blockDim.x) {
-        host[i] = cells[i];
+        place[i] = cells[i];
         cells[i] = 0;
     }
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x == 0) {
-        u32 count = *replays + 1;
         *replays = count;
         *signal = count;
     }
