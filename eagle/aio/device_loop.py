@@ -16,7 +16,7 @@ from eagle.aio.device_cells import Cells, Fetched, Peek, SharedWord, count_mask,
 from eagle.aio.device_short import ShortRun
 from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
 from eagle.aio.ordering import OrderedPlanes
-from eagle.aio.shapes import UNIFORM, Shape, choose
+from eagle.aio.shapes import Shape, choose, same_shape
 from eagle.kernels.binding import struct_values
 from eagle.kernels.device import device_props
 from eagle.kernels.interop import to_cupy
@@ -141,7 +141,7 @@ class DeviceLoop(BoundLoop):
             or word is None
             or word.value != max_steps
             or max_steps > self.budget()
-            or steady[0] is not self._shape
+            or steady[0] is not self.shape()
             or steady[1] != priority
             or self.copied
             or self.learning
@@ -223,13 +223,14 @@ class DeviceLoop(BoundLoop):
     def shape(self) -> Shape:
         """The launch shape of the next run."""
         if self._shape is None:
-            self._shape = choose(self.kernel, self.n, self.evenness)
+            shape, steady = choose(self.kernel, self.n, self.evenness), self._steady
+            self._shape = steady[0] if steady is not None and steady[0] == shape else shape
         return self._shape
 
     def tell(self, evenness: float) -> None:
         """Note how evenly the samples of a run ended; the next run's shape follows."""
         before, self.evenness = self.evenness, evenness
-        if before is None or (before > UNIFORM) != (evenness > UNIFORM):
+        if before is None or not same_shape(before, evenness):
             self._shape = None
 
     def has_fused(self, shape: Shape, priority: int | None) -> bool:

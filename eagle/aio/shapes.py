@@ -1,16 +1,22 @@
 """Which entry runs an automatic kernel on a device, and with which geometry: the rule, and the figures behind it.
 
-Measured on one NVIDIA H200 (132 multiprocessors), RK4 oscillators of 1,000 steps at most, µs of one launch:
+Measured on one NVIDIA H200 (132 multiprocessors), one launch; persist entries as (block, threads per multiprocessor,
+chunk). *RK4* are oscillators of 1,000 steps at most, in µs; *orbit* a heavy adaptive step, in ms:
 
-=========  ==========  ==================  ============================
-samples    stop steps  range entry         persist entry (block, threads per multiprocessor, chunk)
-=========  ==========  ==================  ============================
-1e4        any         54 (block 64)       72
-1e5        spread      184                 111 (64, 256, 32)
-1e5        uniform     197                 183 (256, 512, 128)
-1e6        spread      1,574               422 (256, 512, 32)
-1e6        uniform     1,849               1,706 (256, 1024, 128)
-=========  ==========  ==================  ============================
+=====  =======  ========  =============  ============  ============  =============  =============
+case   samples  evenness  range entry    (64,256,32)   (64,512,32)   (256,512,128)  (256,1024,128)
+=====  =======  ========  =============  ============  ============  =============  =============
+RK4    1e4      any       54 (block 64)  72
+RK4    1e5      0.15      192            114           149           146            185
+RK4    1e5      1.0       202            238           194           190            197
+RK4    3e5      0.15      513            210           202           222            297
+RK4    3e5      1.0       570            677           544           528            533
+RK4    1e6      0.15      1,574          422 with (256,512,32)
+RK4    1e6      1.0       1,849                                                     1,706
+orbit  1e4      any       6.12           6.17          6.17          6.79           6.80
+orbit  1e5      0.18      15.0           9.3           10.2          10.1           10.1
+orbit  1e5      0.65      8.3            9.4           7.8           8.4            8.4
+=====  =======  ========  =============  ============  ============  =============  =============
 
 So: one thread a sample while the batch leaves lanes of the device empty (nothing can be claimed then); warps that claim
 samples above that. Samples that end together want more threads and rare claims, samples that end at very different
@@ -27,8 +33,8 @@ if TYPE_CHECKING:
 
 # A batch of fewer samples than that per multiprocessor is all in flight at once.
 _RESIDENT = 256
-# Mean over largest step count: above, samples count as ending together.
-UNIFORM = 0.7
+# Mean over largest step count: above, most lanes of a warp work to its end; and above, samples end together.
+EVEN, UNIFORM = 0.5, 0.9
 # Below this many samples per multiprocessor a small grid claims faster than a full one.
 _LARGE = 2048
 
@@ -67,8 +73,17 @@ def choose(kernel: DeviceKernel, n: int, evenness: float | None) -> Shape:
     """
     if kernel.persist is None or n < _RESIDENT * kernel.sm_count:
         return Shape("step" if kernel.ranged is None else "range", 64 if n < 128 * kernel.sm_count else 128)
-    even = evenness is not None and evenness > UNIFORM
     probing = evenness is None
+    level = 0 if evenness is None else (evenness > EVEN) + (evenness > UNIFORM)
     if n < _LARGE * kernel.sm_count:
-        return Shape("persist", 256, 512, 128) if even else Shape("persist", 64, 256, 32, probing)
-    return Shape("persist", 256, 1024, 128) if even else Shape("persist", 256, 512, 32, probing)
+        return (
+            Shape("persist", 64, 256, 32, probing),
+            Shape("persist", 64, 512, 32),
+            Shape("persist", 256, 512, 128),
+        )[level]
+    return Shape("persist", 256, 1024, 128) if level else Shape("persist", 256, 512, 32, probing)
+
+
+def same_shape(before: float, now: float) -> bool:
+    """Whether two measured evennesses ask for the same shape."""
+    return (before > EVEN, before > UNIFORM) == (now > EVEN, now > UNIFORM)

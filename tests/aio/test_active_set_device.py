@@ -44,6 +44,7 @@ def replay(graph: Any, stream: Any) -> None:
     stream.synchronize()
 
 
+@pytest.mark.sanitize
 def test_a_captured_compaction_reads_the_mask_at_each_replay(cupy: Any, stream: Any) -> None:
     active = ActiveSet(cupy.zeros(N, cupy.bool_))
     graph = captured(stream, active.compact)
@@ -54,6 +55,7 @@ def test_a_captured_compaction_reads_the_mask_at_each_replay(cupy: Any, stream: 
         np.testing.assert_array_equal(active.map.get()[: active.live], np.flatnonzero(~masked(share)))
 
 
+@pytest.mark.sanitize
 def test_a_captured_reorder_decides_at_replay(cupy: Any, stream: Any) -> None:
     x = cupy.arange(float(N))
     active = ActiveSet(cupy.zeros(N, cupy.bool_), reorder=True).own(x)
@@ -73,6 +75,7 @@ def test_a_captured_reorder_decides_at_replay(cupy: Any, stream: Any) -> None:
     np.testing.assert_array_equal(x.get(), np.arange(float(N)))
 
 
+@pytest.mark.sanitize
 def test_in_sample_order_may_be_captured(cupy: Any, stream: Any) -> None:
     x, out = cupy.arange(float(N)), cupy.zeros(N)
     active = ActiveSet(cupy.asarray(masked(0.9)), reorder=True).own(x)

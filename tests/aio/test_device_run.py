@@ -106,8 +106,9 @@ def consistent(side: Side, sim: Any, planes: dict[str, Any], goal: np.ndarray) -
 # ---- the answer ------------------------------------------------------------------------------------------------------
 
 
-@sanitize
-@kinds
+# racecheck (of CUDA 13.0) crashes over a compaction inside a conditional node; the compaction itself is checked in
+# test_active_set_device.py.
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if "listed" in kind else sanitize) for kind in KINDS])
 def test_every_kind_runs_each_sample_to_its_own_end(side: Side, kind: str) -> None:
     model, options = KINDS[kind]
     planes, goal = climbing(side, kind)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from eagle.aio.shapes import UNIFORM, Shape, choose
+from eagle.aio.shapes import EVEN, UNIFORM, Shape, choose, same_shape
 
 SMS = 132
 NUMBERS = [0, 1, 31, 1000, 10_000, 33_791, 33_792, 100_000, 270_335, 270_336, 1_000_000, 2**31 - 1]
-EVENNESS = [None, 0.0, 0.14, UNIFORM, 0.95, 1.0]
+EVENNESS = [None, 0.0, 0.14, EVEN, 0.65, UNIFORM, 0.95, 1.0]
 
 
 def kernel(*, ranged: bool = True, persist: bool = True, sms: int = SMS) -> Any:
@@ -63,9 +63,21 @@ def test_what_the_first_run_tells_decides_the_next(n: int) -> None:
     assert even.chunk > spread.chunk
 
 
-def test_the_border_between_even_and_uneven() -> None:
-    assert choose(kernel(), 10**6, UNIFORM) == choose(kernel(), 10**6, 0.0)
-    assert choose(kernel(), 10**6, UNIFORM + 1e-9) == choose(kernel(), 10**6, 1.0)
+def test_the_borders_between_even_and_uneven() -> None:
+    uneven, middle, even = (choose(kernel(), 10**5, evenness) for evenness in (0.0, 0.65, 1.0))
+    assert len({uneven, middle, even}) == 3
+    assert choose(kernel(), 10**5, EVEN) == uneven
+    assert choose(kernel(), 10**5, EVEN + 1e-9) == choose(kernel(), 10**5, UNIFORM) == middle
+    assert choose(kernel(), 10**5, UNIFORM + 1e-9) == even
+
+
+@pytest.mark.parametrize("before", EVENNESS[1:])
+@pytest.mark.parametrize("now", EVENNESS[1:])
+def test_it_is_known_when_the_shape_stays(before: float, now: float) -> None:
+    if same_shape(before, now):
+        assert all(choose(kernel(), n, before) == choose(kernel(), n, now) for n in NUMBERS)
+    else:
+        assert choose(kernel(), 10**5, before) != choose(kernel(), 10**5, now)
 
 
 @pytest.mark.parametrize(("entry", "mode"), [("step", "fused_one"), ("range", "fused_one"), ("persist", "persist")])
