@@ -165,7 +165,7 @@ def print_head(columns: list[str], target: str) -> None:
     names = {**COLUMNS, "array": "CuPy" if target == "cuda" else "NumPy"}
     print(f"{'case':<6}{'samples':>10} {'steps':>8}", end="")
     print("".join(f"{names[column]:>11}" for column in columns), end="")
-    print(f"{'/raptor':>9}{'/JAX':>7}{'/kernel':>9}{'await +':>9}{'floor':>10} {'':<8}{'x floor':>8}  shape")
+    print(f"{'/raptor':>9}{'/JAX':>8}{'/kernel':>9}{'await +':>9}{'floor':>10} {'':<8}{'x floor':>8}  shape")
 
 
 def microseconds(seconds: float | None, width: int) -> str:
@@ -184,7 +184,7 @@ def print_cell(cell: dict[str, Any], columns: list[str]) -> None:
 
     print(f"{cell['case']:<6}{cell['n']:>10,} {'spread' if cell['spread'] else 'uniform':>8}", end="")
     print("".join(microseconds(s.get(column), 11) for column in columns), end="")
-    print(over("peer", 9), over("jax", 6, 4), over("kernel", 8), sep="", end="")
+    print(over("peer", 9), over("jax", 8, 4), over("kernel", 8), sep="", end="")
     print(f"{1e6 * (s['asyncio'] - ours):>9.1f}" if ours is not None and "asyncio" in s else f"{'-':>9}", end="")
     if floor is None or ours is None:
         print(f"{'-':>10} {'':<8}{'-':>8}", end="")
