@@ -16,7 +16,7 @@ from eagle.aio.device_cells import Cells, Fetched, Peek, SharedWord, count_mask,
 from eagle.aio.device_short import ShortRun
 from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
 from eagle.aio.ordering import OrderedPlanes
-from eagle.aio.shapes import Shape, choose, same_shape
+from eagle.aio.shapes import Shape, choose, crowd_of, same_shape
 from eagle.kernels.binding import struct_values
 from eagle.kernels.device import device_props
 from eagle.kernels.interop import to_cupy
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from eagle.kernels.device_kernel import DeviceKernel
     from eagle.kernels.planes import Planes
 
+# What is in flight on each device, by the ids of the loops.
+_running: dict[int, set[int]] = {}
 SLICE_NS = 5_000_000
 LONG_S = 0.003
 _FAR = 8
@@ -43,6 +45,7 @@ class DeviceLoop(BoundLoop):
 
     Attributes:
         cells: The counters.
+        beside: The ids of all loops of the device whose run is in flight.
         build_s: Seconds of capture so far.
         ns_per_step: Measured or estimated device time of one step of the whole batch.
         expected_s: What the last launch took.
@@ -65,6 +68,8 @@ class DeviceLoop(BoundLoop):
         self.expected_s = 6e-5
         self.depth = 2
         self.measured = False
+        self.beside = _running.setdefault(self.device, set())
+        self._crowd = 1
         self._fused: dict[tuple[Shape, int | None], tuple[GraphPipeline, Any]] = {}
         self._shape: Shape | None = None
         self._steady: tuple[Shape, int | None, GraphPipeline, Any] | None = None
@@ -223,7 +228,7 @@ class DeviceLoop(BoundLoop):
     def shape(self) -> Shape:
         """The launch shape of the next run."""
         if self._shape is None:
-            shape, steady = choose(self.kernel, self.n, self.evenness), self._steady
+            shape, steady = choose(self.kernel, self.n, self.evenness, self._crowd), self._steady
             self._shape = steady[0] if steady is not None and steady[0] == shape else shape
         return self._shape
 
@@ -231,6 +236,15 @@ class DeviceLoop(BoundLoop):
         """Note how evenly the samples of a run ended; the next run's shape follows."""
         before, self.evenness = self.evenness, evenness
         if before is None or not same_shape(before, evenness):
+            self._shape = None
+
+    def shared(self, load: int) -> None:
+        """Note how many runs were in flight at once; the next run's shape follows, unless it is nearly the same."""
+        crowd = crowd_of(load, self.n, self.kernel.sm_count)
+        before = self._crowd
+        nearly = min(crowd, before) > 1 and crowd in (before // 2, before, before * 2)
+        if crowd != before and not nearly:
+            self._crowd = crowd
             self._shape = None
 
     def has_fused(self, shape: Shape, priority: int | None) -> bool:

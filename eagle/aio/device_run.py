@@ -37,6 +37,7 @@ class _Launch:
     replay: int  # its number, for `Cells.read`
     issued_ns: int
     alone: bool  # whether nothing else was in flight when it was issued
+    load: int  # runs that were in flight on the device then, with this one
 
 
 class DeviceRun(ABC):
@@ -102,16 +103,21 @@ class DeviceRun(ABC):
             self.gather()
         while not self._stopping and len(self._flight) < self.depth() and not self.over() and (budget := self.budget()):
             self._send(budget)
-        return self._flight[0].work if self._flight else None
+        if not self._flight:
+            return None
+        work = self._flight[0].work
+        if len(self._flight) == 1:  # nothing is on its way behind it: whoever waits wants to know soon
+            work.spin_s = self.loop.spin_s
+        return work
 
     def _send(self, budget: int) -> None:
         loop, flight = self.loop, self._flight
         alone = counters.in_flight() <= len(flight)
         work = self.issue(budget)
+        loop.beside.add(id(loop))
         # Not the time before: the first issue captures a graph.
-        flight.append(_Launch(work, budget, loop.cells.signal.expected, perf_counter_ns(), alone))
-        # Behind a slice another one is on its way: seeing its end late costs nothing.
-        work.spin_s = loop.spin_s if budget == self.max_steps else 0.0
+        flight.append(_Launch(work, budget, loop.cells.signal.expected, perf_counter_ns(), alone, len(loop.beside)))
+        work.spin_s = 0.0
         if not self._begun:
             self._begun = True
             self._began_s = perf_counter()
@@ -164,6 +170,7 @@ class DeviceRun(ABC):
     def close(self) -> None:
         """Leave planes in sample order and in the caller's arrays, and write the report."""
         loop = self.loop
+        loop.beside.discard(id(loop))
         if has_failed(loop.device):
             return  # nothing can be read any more; the error is on its way to the caller
         self._settle()
@@ -287,6 +294,7 @@ class FusedRun(DeviceRun):
             self.launches += 1
             self.launches_by_k[taken] = self.launches_by_k.get(taken, 0) + 1
             loop.timed(took_ns, taken, alone=launch.alone)
+            loop.shared(max(launch.load, len(loop.beside)))
             loop.last_policy = [taken, self.finished, self.steps, self.max_steps, int(not self.over())]
         self._step_sum += counts.step_sum
         if self._step_sum and self.over():

@@ -46,6 +46,7 @@ class ShortRun:
         "_error",
         "_graph",
         "_issued_ns",
+        "_load",
         "_loop",
         "_max_steps",
         "_overslept",
@@ -61,7 +62,9 @@ class ShortRun:
         self._overslept = False
         self._completion: Completion[None] | None = None
         self._alone = not counters.in_flight()
+        self._load = 1 + len(loop.beside)
         self._end: StreamEnd = graph.replay()
+        loop.beside.add(id(loop))
         loop.watchers.short = True
         self._issued_ns = perf_counter_ns()
         counters.issued()
@@ -73,12 +76,13 @@ class ShortRun:
         """
         box = mailbox()
         assert box is not None, "an event loop runs the caller"
-        expected_s = self._loop.expected_s
+        spin_s = 1.5 * self._loop.expected_s
         try:
-            if expected_s > _DOZE_FROM_S:
-                await anyio.sleep(_DOZED * min(expected_s, _MOST_S))
+            if spin_s > 1.5 * _DOZE_FROM_S:
+                # Timers of event loops go by the millisecond, and are up to two late.
+                await anyio.sleep(_DOZED * min(spin_s / 1.5, _MOST_S) - 0.0015)
                 self._overslept = self._over()
-            if not await box.look(self._over, self._graph, (1.5 - _DOZED) * expected_s):
+            if not await box.look(self._over, self._graph, spin_s):
                 await self._parked()
         except GeneratorExit:  # the coroutine is thrown away: nothing can be awaited any more
             while not self._over():
@@ -134,6 +138,7 @@ class ShortRun:
 
     def _close(self, outcome: counters.Outcome) -> None:
         counters.finished(outcome)
+        self._loop.beside.discard(id(self._loop))
         watchers = self._loop.watchers
         if watchers.short:
             watchers.short = False
@@ -158,6 +163,7 @@ class ShortRun:
             loop.last_policy = [steps, counts.finished, steps, self._max_steps, 0]
             if counts.step_sum:
                 loop.tell(counts.step_sum / (n * steps))
+            loop.shared(max(self._load, len(loop.beside)))
         before, loop.last_finished = loop.last_finished, counts.finished
         watchers = loop.watchers
         if not watchers.short:  # somebody came meanwhile

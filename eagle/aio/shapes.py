@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 _RESIDENT = 256
 # Mean over largest step count: above, most lanes of a warp work to its end; and above, samples end together.
 EVEN, UNIFORM = 0.5, 0.9
+# From so many runs at once on each gets a grid of its share, where together they are more than the device holds at once
+# and their samples end at different steps: a warp with one thread a sample lasts as long as its longest one.
+_CROWD, _MOST_CROWDED = 8, 256
+# Threads per multiprocessor that all of them get together: what was best for one spread run of as many samples.
+_SHARED = 512
 # Below this many samples per multiprocessor a small grid claims faster than a full one.
 _LARGE = 2048
 
@@ -63,14 +68,31 @@ class Shape:
         return "persist" if self.entry == "persist" else "fused_one"
 
 
-def choose(kernel: DeviceKernel, n: int, evenness: float | None) -> Shape:
+def crowd_of(load: int, n: int, sm_count: int) -> int:
+    """How many runs the device is to be shared between: 1 while it has lanes for all of them, else a power of two.
+
+    Args:
+        load: Runs in flight at once, this one included.
+        n: Samples of each.
+        sm_count: The device's multiprocessors.
+    """
+    if load < _CROWD or load * n < 2 * _RESIDENT * sm_count:
+        return 1
+    return min(1 << (load - 1).bit_length(), _MOST_CROWDED)
+
+
+def choose(kernel: DeviceKernel, n: int, evenness: float | None, crowd: int = 1) -> Shape:
     """The shape for one launch of an automatic kernel.
 
     Args:
         kernel: Its entries on the device.
         n: Samples.
         evenness: Mean over largest step count of an earlier run, or None.
+        crowd: Runs that share the device; see `crowd_of`.
     """
+    if crowd > 1 and kernel.persist is not None and evenness is not None and evenness <= EVEN:
+        if n < _RESIDENT * kernel.sm_count:
+            return Shape("persist", 32, max(_SHARED // crowd, 1), 32)
     if kernel.persist is None or n < _RESIDENT * kernel.sm_count:
         return Shape("step" if kernel.ranged is None else "range", 64 if n < 128 * kernel.sm_count else 128)
     probing = evenness is None

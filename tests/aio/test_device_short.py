@@ -57,11 +57,16 @@ class Loop:
         counts = Counts(finished, 0, steps, 0, 2500, 0, 0)
         self.cells = types.SimpleNamespace(read=lambda replay: counts)
         self.told: list[float] = []
+        self.beside: set[int] = set()
+        self.loads: list[int] = []
         self.times: list[tuple[int, bool]] = []
 
     def timed(self, took_ns: int, steps: int, *, alone: bool) -> None:
         assert took_ns >= 0
         self.times.append((steps, alone))
+
+    def shared(self, load: int) -> None:
+        self.loads.append(load)
 
     def tell(self, evenness: float) -> None:
         self.told.append(evenness)
@@ -75,7 +80,7 @@ def started(event: FakeEvent, loop: Loop | None = None, shape: Shape | None = No
 
 def at_rest(loop: Loop, before: int) -> bool:
     """Whether nothing of a run is left: nobody counts it."""
-    return not loop.watchers._feed._state.running and counters.in_flight() == before
+    return not loop.watchers._feed._state.running and counters.in_flight() == before and not loop.beside
 
 
 @pytest.fixture(params=[0.0, 20e-6, 0.003, 0.05])
@@ -107,6 +112,7 @@ def check_report(report: RunReport, loop: Loop) -> None:
     assert loop.times == [(60, True)]
     assert loop.told == [2500 / (100 * 60)]
     assert loop.last_finished == 100
+    assert loop.loads == [1]
 
 
 @pytest.mark.parametrize(

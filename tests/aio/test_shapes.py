@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eagle.aio.shapes import EVEN, UNIFORM, Shape, choose, same_shape
+from eagle.aio.shapes import EVEN, UNIFORM, Shape, choose, crowd_of, same_shape
 
 SMS = 132
 NUMBERS = [0, 1, 31, 1000, 10_000, 33_791, 33_792, 100_000, 270_335, 270_336, 1_000_000, 2**31 - 1]
@@ -78,6 +78,26 @@ def test_it_is_known_when_the_shape_stays(before: float, now: float) -> None:
         assert all(choose(kernel(), n, before) == choose(kernel(), n, now) for n in NUMBERS)
     else:
         assert choose(kernel(), 10**5, before) != choose(kernel(), 10**5, now)
+
+
+@pytest.mark.parametrize("load", [1, 2, 7, 8, 31, 64, 65, 1000])
+@pytest.mark.parametrize("n", NUMBERS)
+def test_a_crowd_shares_the_device(load: int, n: int) -> None:
+    crowd = crowd_of(load, n, SMS)
+    alone, shared = choose(kernel(), n, 0.14), choose(kernel(), n, 0.14, crowd)
+    if load < 8 or load * n < 512 * SMS:
+        assert crowd == 1
+    else:
+        assert crowd.bit_count() == 1
+        assert min(load, 256) <= crowd < 2 * load
+    if crowd > 1 and n < 256 * SMS:
+        assert shared.entry == "persist"
+        assert shared.threads_per_sm * crowd <= 512
+    else:
+        assert shared == alone
+    assert choose(kernel(), n, 0.98, crowd) == choose(kernel(), n, 0.98)  # nothing to gain where samples end together
+    assert choose(kernel(), n, None, crowd) == choose(kernel(), n, None)  # not known yet
+    assert choose(kernel(persist=False), n, 0.14, crowd).entry == "range"
 
 
 @pytest.mark.parametrize(("entry", "mode"), [("step", "fused_one"), ("range", "fused_one"), ("persist", "persist")])
