@@ -46,6 +46,7 @@ class DeviceLoop(BoundLoop):
     Attributes:
         cells: The counters.
         beside: The ids of all loops of the device whose run is in flight.
+        crowd: How many runs the device is shared between; see `crowd_of`.
         build_s: Seconds of capture so far.
         ns_per_step: Measured or estimated device time of one step of the whole batch.
         expected_s: What the last launch took.
@@ -69,7 +70,7 @@ class DeviceLoop(BoundLoop):
         self.depth = 2
         self.measured = False
         self.beside = _running.setdefault(self.device, set())
-        self._crowd = 1
+        self.crowd = 1
         self._fused: dict[tuple[Shape, int | None], tuple[GraphPipeline, Any]] = {}
         self._shape: Shape | None = None
         self._steady: tuple[Shape, int | None, GraphPipeline, Any] | None = None
@@ -145,8 +146,8 @@ class DeviceLoop(BoundLoop):
             steady is None
             or word is None
             or word.value != max_steps
-            or max_steps > self.budget()
-            or steady[0] is not self.shape()
+            or max_steps * self.ns_per_step > SLICE_NS
+            or steady[0] is not (self._shape or self.shape())
             or steady[1] != priority
             or self.copied
             or self.learning
@@ -228,7 +229,7 @@ class DeviceLoop(BoundLoop):
     def shape(self) -> Shape:
         """The launch shape of the next run."""
         if self._shape is None:
-            shape, steady = choose(self.kernel, self.n, self.evenness, self._crowd), self._steady
+            shape, steady = choose(self.kernel, self.n, self.evenness, self.crowd), self._steady
             self._shape = steady[0] if steady is not None and steady[0] == shape else shape
         return self._shape
 
@@ -241,10 +242,10 @@ class DeviceLoop(BoundLoop):
     def shared(self, load: int) -> None:
         """Note how many runs were in flight at once; the next run's shape follows, unless it is nearly the same."""
         crowd = crowd_of(load, self.n, self.kernel.sm_count)
-        before = self._crowd
+        before = self.crowd
         nearly = min(crowd, before) > 1 and crowd in (before // 2, before, before * 2)
         if crowd != before and not nearly:
-            self._crowd = crowd
+            self.crowd = crowd
             self._shape = None
 
     def has_fused(self, shape: Shape, priority: int | None) -> bool:

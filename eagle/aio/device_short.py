@@ -15,6 +15,7 @@ from eagle.aio import counters, poller
 from eagle.aio.completion import Completion, drained
 from eagle.aio.progress import Meter
 from eagle.aio.report import RunReport
+from eagle.aio.shapes import CROWD
 from eagle.aio.wake import mailbox, nap_after
 
 if TYPE_CHECKING:
@@ -163,7 +164,9 @@ class ShortRun:
             loop.last_policy = [steps, counts.finished, steps, self._max_steps, 0]
             if counts.step_sum:
                 loop.tell(counts.step_sum / (n * steps))
-            loop.shared(max(self._load, len(loop.beside)))
+            load = max(self._load, len(loop.beside))
+            if load >= CROWD or loop.crowd > 1:
+                loop.shared(load)
         before, loop.last_finished = loop.last_finished, counts.finished
         watchers = loop.watchers
         if not watchers.short:  # somebody came meanwhile

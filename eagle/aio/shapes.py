@@ -37,7 +37,7 @@ _RESIDENT = 256
 EVEN, UNIFORM = 0.5, 0.9
 # From so many runs at once on each gets a grid of its share, where together they are more than the device holds at once
 # and their samples end at different steps: a warp with one thread a sample lasts as long as its longest one.
-_CROWD, _MOST_CROWDED = 8, 256
+CROWD, _MOST_CROWDED = 8, 256
 # Threads per multiprocessor that all of them get together: what was best for one spread run of as many samples.
 _SHARED = 512
 # Below this many samples per multiprocessor a small grid claims faster than a full one.
@@ -76,7 +76,7 @@ def crowd_of(load: int, n: int, sm_count: int) -> int:
         n: Samples of each.
         sm_count: The device's multiprocessors.
     """
-    if load < _CROWD or load * n < 2 * _RESIDENT * sm_count:
+    if load < CROWD or load * n < 2 * _RESIDENT * sm_count:
         return 1
     return min(1 << (load - 1).bit_length(), _MOST_CROWDED)
 

@@ -51,6 +51,7 @@ class Loop:
 
     n, last_finished, expected_s = 100, 0, 0.005
     last_policy: Any = None
+    crowd = 2
 
     def __init__(self, finished: int = 100, steps: int = 60) -> None:
         self.watchers = Watchers()
