@@ -89,10 +89,14 @@ class Batch:
             frame = await off_loop(on_the_callers_stream(lambda: frames.build(self.total)))
         if self._waiting == 0:  # everybody left while the frame was built
             return frame
-        if frame.bytes_per_sample * self.total > _INLINE_BYTES and frame.on_host:
-            await off_loop(frame.fill, self._requests, self.total)
-        else:
-            frame.fill(self._requests, self.total)
+        try:
+            if frame.bytes_per_sample * self.total > _INLINE_BYTES and frame.on_host:
+                await off_loop(frame.fill, self._requests, self.total)
+            else:
+                frame.fill(self._requests, self.total)
+        except BaseException:
+            frames.give(frame)  # which waits for copies on their way
+            raise
         return frame
 
     async def _drive(self, frame: Frame) -> None:
@@ -123,10 +127,13 @@ class Batch:
         else:
             mask = frame.mask(self.total)
             finished = [int(np.count_nonzero(mask[r.start : r.start + r.n])) for r in waiting]
+        large = frame.bytes_per_sample * self.total > _INLINE_BYTES and frame.on_host
         if self.alone:
-            waiting[0].answer(frame.own(), 0, finished[0], report)
-            self._answered(waiting[0])
-        elif frame.bytes_per_sample * self.total > _INLINE_BYTES and frame.on_host:
+            outputs = await off_loop(frame.own) if large else frame.own()
+            if not waiting[0].answered:
+                waiting[0].answer(outputs, 0, finished[0], report)
+                self._answered(waiting[0])
+        elif large:
             outputs = await off_loop(frame.copy, 0, self.total, done=report.done)
             for request, count in zip(waiting, finished, strict=True):
                 if not request.answered:

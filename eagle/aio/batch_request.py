@@ -173,10 +173,10 @@ class Form:
             if type(array) is not kind or array.dtype is not dtype or array.flags.num & _READABLE != _READABLE:
                 return 0
             shape = array.shape
-            if shape == plain and not width:
-                continue
             if not plain:
                 plain = shape[-1:]
+            if shape == plain and shape and not width:
+                continue
             if not _fits(shape, width, plain):
                 return 0
         return plain[0] if plain else 0
@@ -195,19 +195,19 @@ class Form:
                 return 0
             addresses[place] = data.ptr
             shape = array.shape
-            if shape == plain and not width:
-                continue
             if not plain:
                 plain = shape[-1:]
+            if shape == plain and shape and not width:
+                continue
             if not _fits(shape, width, plain):
                 return 0
         return plain[0] if plain else 0
 
 
 def _fits(shape: tuple[int, ...], width: int, plain: tuple[int, ...]) -> bool:
-    """Whether a plane of so many components (0: no such axis) has a native shape for ``plain`` samples."""
-    if not width:
-        return shape == plain
+    """Whether a plane of so many components has a native shape for ``plain`` samples."""
+    if not width or not plain:
+        return False
     # as many samples as components read both ways
     return len(shape) == 2 and shape[0] == width and shape[1:] == plain and plain[0] != width
 

@@ -55,11 +55,11 @@ def _part(array: Any, offset: int, n: int) -> Any:
     On the host a copy, so that a small result does not keep a whole batch alive; on a device, where a copy costs a
     launch, a view while that is contiguous.
     """
-    if array.shape[-1] == n:
+    on_host = type(array).__module__ == "numpy"
+    if array.shape[-1] == n and (array.base is None or not on_host):  # a view may be of page-locked memory
         return array
     part = array[..., offset : offset + n]
-    view = part.flags.c_contiguous and type(array).__module__ != "numpy"
-    return part if view else part.copy()
+    return part if part.flags.c_contiguous and not on_host else part.copy()
 
 
 class BatchResult(SimResult):

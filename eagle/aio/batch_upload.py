@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from eagle.aio import poller
 from eagle.aio.batch_device import DeviceFrame, gather
 from eagle.aio.batch_result import Outputs
 
@@ -35,9 +37,22 @@ class UploadedFrame(DeviceFrame):
         self._rows = [row for native in self._results for row in (native if native.ndim == 2 else [native])]
         words = (2 + len(self._filled)) + (2 + len(self._rows)) + 4 * len(self._rows)
         wide = [self._natives[name] for name, _ in self._filled]
-        self._up = _Block(8 * words + sum(native.nbytes + _ALIGNED for native in wide), self._cupy)
-        self._down = _Block(self._places(self.capacity)[-1], self._cupy, pinned=False)
+        self._up_bytes = 8 * words + sum(native.nbytes + _ALIGNED for native in wide)
         self._total = 0
+        with self._device:  # what fills the frame goes by another stream than what made it
+            self._cupy.cuda.get_current_stream().synchronize()
+
+    @cached_property
+    def _up(self) -> _Block:
+        """What is uploaded; a request that runs alone brings its planes itself."""
+        with self._device:
+            return _Block(self._up_bytes, self._cupy)
+
+    @cached_property
+    def _down(self) -> _Block:
+        """What is downloaded."""
+        with self._device:
+            return _Block(self._places(self.capacity)[-1], self._cupy, pinned=False)
 
     @property
     def on_host(self) -> bool:
@@ -92,6 +107,8 @@ class UploadedFrame(DeviceFrame):
             cuda.runtime.memcpyAsync(pinned.ptr, self._down.address, places[-1], _DEVICE_TO_HOST, stream.ptr)
             event = cuda.Event(disable_timing=True)
             event.record(stream)
+            # Nobody may keep the results: the memory goes back to its pool when the copy has ended, not before.
+            poller.track(pinned, event, name=self.runner.bound.name, device=self._id)
         host = np.frombuffer(pinned, np.uint8, places[-1])
         mask, *state = (
             host[at : at + _width(native) * n * native.itemsize].view(native.dtype).reshape(*native.shape[:-1], n)
@@ -139,8 +156,9 @@ class _Landed:
         self._event = event
 
     def __call__(self) -> AbstractContextManager[object]:
-        if self._event is not None:
-            self._event.synchronize()
+        event = self._event  # two threads may come for two results
+        if event is not None:
+            event.synchronize()
             self._event = None
         return _HERE
 

@@ -105,11 +105,12 @@ class Batcher:
         self._layout = check_layout_word(layout)
         self._model = (model, until, scalar_type)
         self._given: dict[str, Any] = {"max_samples": max_samples, "max_wait": max_wait, "target": target}
-        if not _has_parameter(model, "max_samples"):
+        members = [*(model if isinstance(model, list | tuple) else [model]), until]
+        if not _has_parameter(members, "max_samples"):
             _checked_max_samples(max_samples)
-        if not _has_parameter(model, "max_wait"):
+        if not _has_parameter(members, "max_wait"):
             _checked_max_wait(max_wait)
-        if not _has_parameter(model, "target"):
+        if not _has_parameter(members, "target"):
             _checked_target(target)
         self._shared = shared
         self._max_samples, self._max_wait = _MAX_SAMPLES, _MAX_WAIT
@@ -262,9 +263,9 @@ class Batcher:
                 del self._lanes[device]  # the next request tries again
 
 
-def _has_parameter(model: Any, name: str) -> bool:
-    """Whether a kernel of a model has a parameter of that name, so that an option's value may be meant for it."""
-    for member in model if isinstance(model, list | tuple) else [model]:
+def _has_parameter(members: list[Any], name: str) -> bool:
+    """Whether one of these kernels has a parameter of that name, so that an option's value may be meant for it."""
+    for member in members:
         if is_hawk_kernel(member) and name in member.planes:
             return True
         if isinstance(member, Plan) and any(arg.name == name for arg in member.sidecar.args):
@@ -289,7 +290,7 @@ def _checked_max_wait(value: object) -> float:
 
 
 def _checked_target(value: object) -> str:
-    if value not in (None, "host", "cuda"):
+    if value is not None and not (isinstance(value, str) and value in ("host", "cuda")):
         raise ValueError(f"target={value!r}: expected 'cuda' or 'host' (None), where planes of the host run")
     return "host" if value is None else str(value)
 

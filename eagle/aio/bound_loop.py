@@ -39,6 +39,8 @@ class Run(Protocol):
     def reported(self) -> RunReport:
         """The report of a run that was closed without an error."""
 
+    begun: bool  # whether its watchers were told
+
     @property
     def prepared(self) -> bool:
         """Whether `next` has nothing to build before it begins."""

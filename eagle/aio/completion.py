@@ -218,8 +218,8 @@ class Completion(Generic[T]):
 
     @property
     def lane(self) -> object:
-        """The stream it runs on: work of one lane ends in order. Its own where that is not known."""
-        return getattr(self._source, "lane", self)
+        """The stream it runs on: work of one lane ends in order. None for host work, which announces its end itself."""
+        return getattr(self._source, "lane", None)
 
     @property
     def settled(self) -> bool:

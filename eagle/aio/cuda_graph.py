@@ -177,7 +177,8 @@ class CudaGraph(AbstractGraph):
     def replay(self) -> StreamEnd:
         """Issue one replay that one caller waits for, and that announces its end; see `issue` for the rest.
 
-        No Completion is made, no event recorded, and the poller is not told, which together cost more than the launch.
+        No Completion is made, no event recorded, and the poller is not told, which together cost more than the launch;
+        so `pending` and `poller.when_idle` do not know of it.
 
         Returns:
             Its end, for the caller to ask, or to hand to `poller.track`.
@@ -202,16 +203,15 @@ class CudaGraph(AbstractGraph):
                 self._wait_behind_caller(current, caller)
                 runtime.graphLaunch(self._executable, stream)
             except Exception as error:
-                raise self._fault(error) from error
+                fault = fault_from(error, device, during=self.name)
+                if fault is None or fault is error:
+                    raise
+                raise fault from error
             finally:
                 if current != device:
                     runtime.setDevice(current)
             self._replays += 1
             return StreamEnd(signal.view, signal.expect(1), stream, runtime)
-
-    def _fault(self, error: Exception) -> Exception:
-        """The device's fault that an error stands for, or the error itself."""
-        return fault_from(error, self.device, during=self.name) or error
 
     def _captured_by_a_step(self) -> StateError:
         return StateError(

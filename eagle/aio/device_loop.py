@@ -16,7 +16,7 @@ from eagle.aio.device_cells import Cells, Fetched, Peek, SharedWord, count_mask,
 from eagle.aio.device_short import ShortRun
 from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
 from eagle.aio.ordering import OrderedPlanes
-from eagle.aio.shapes import Shape, choose, crowd_of, same_shape
+from eagle.aio.shapes import CROWD, Shape, choose, crowd_of, same_shape
 from eagle.kernels.binding import struct_values
 from eagle.kernels.device import device_props
 from eagle.kernels.interop import to_cupy
@@ -169,10 +169,12 @@ class DeviceLoop(BoundLoop):
             steps: Of the longest sample.
             alone: Whether nothing else was in flight.
         """
-        now = took_ns / steps
+        now, before = took_ns / steps, self.ns_per_step
+        if now < before or alone or took_ns > _FAR * SLICE_NS:
+            # Of two launches in flight, one whose end is seen late makes the other look short.
+            least = before / 2 if self.measured else 0.0
+            self.ns_per_step = min(max(now, least), 2 * before)
         self.measured = True
-        if now < self.ns_per_step or alone or took_ns > _FAR * SLICE_NS:
-            self.ns_per_step = min(now, 2 * self.ns_per_step)
         self.expected_s = 1e-9 * took_ns
 
     @property
@@ -243,7 +245,10 @@ class DeviceLoop(BoundLoop):
         """Note how many runs were in flight at once; the next run's shape follows, unless it is nearly the same."""
         crowd = crowd_of(load, self.n, self.kernel.sm_count)
         before = self.crowd
-        nearly = min(crowd, before) > 1 and crowd in (before // 2, before, before * 2)
+        if crowd == 1:
+            nearly = load >= CROWD // 2
+        else:
+            nearly = before > 1 and crowd in (before // 2, before * 2)
         if crowd != before and not nearly:
             self.crowd = crowd
             self._shape = None

@@ -62,7 +62,7 @@ class DeviceRun(ABC):
         self.report: RunReport | None = None
         self._stopping = False
         self._flight: deque[_Launch] = deque()
-        self._begun = False
+        self.begun = False
         self._began_s = 0.0
         self._taken = 0
         self._ended_ns = 0
@@ -118,8 +118,8 @@ class DeviceRun(ABC):
         # Not the time before: the first issue captures a graph.
         flight.append(_Launch(work, budget, loop.cells.signal.expected, perf_counter_ns(), alone, len(loop.beside)))
         work.spin_s = 0.0
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
+            self.begun = True
             self._began_s = perf_counter()
             loop.watchers.begin(look=self.look)
 
@@ -171,8 +171,10 @@ class DeviceRun(ABC):
         """Leave planes in sample order and in the caller's arrays, and write the report."""
         loop = self.loop
         loop.beside.discard(id(loop))
-        if has_failed(loop.device):
-            return  # nothing can be read any more; the error is on its way to the caller
+        if has_failed(loop.device):  # nothing can be read any more; the error is on its way to the caller
+            if self.begun:
+                loop.watchers.end()
+            return
         self._settle()
         if loop.copied or loop.active is not None:
             if loop.active is not None:
@@ -180,7 +182,7 @@ class DeviceRun(ABC):
             loop.planes.write_back()
             loop.planes.xp.cuda.get_current_stream().synchronize()
         self.report = self.result()
-        if self._begun:
+        if self.begun:
             watchers = loop.watchers
             watchers.end(self._meter.read(self.finished, self._taken) if watchers.wanted else None)
             loop.last_finished = self.finished
@@ -388,8 +390,6 @@ class BandRun(DeviceRun):
         """One launch of the whole loop."""
         loop = self.loop
         pipeline = loop.band_pipeline(self.priority)
-        if not loop.watchers.wanted:
-            return pipeline.enqueue()
         # Whoever looks before the loop has begun must not see what the last one counted.
         return pipeline.enqueue(pre_launch=lambda: loop.loop.cell.data.memset_async(0, loop.loop.cell.nbytes))
 
@@ -409,6 +409,7 @@ class BandRun(DeviceRun):
     def collect(self, launch: _Launch, took_ns: int) -> int:
         """Count the loop's iterations."""
         loop = self.loop
+        loop.expected_s = 1e-9 * took_ns
         with self._looking:
             self._ran = True
         counts = loop.cells.read(launch.replay)

@@ -66,7 +66,7 @@ class ShortRun:
         self._load = 1 + len(loop.beside)
         self._end: StreamEnd = graph.replay()
         loop.beside.add(id(loop))
-        loop.watchers.short = True
+        loop.watchers.begin_short()
         self._issued_ns = perf_counter_ns()
         counters.issued()
 
@@ -77,23 +77,22 @@ class ShortRun:
         """
         box = mailbox()
         assert box is not None, "an event loop runs the caller"
-        spin_s = 1.5 * self._loop.expected_s
+        expected_s = self._loop.expected_s
         try:
-            if spin_s > 1.5 * _DOZE_FROM_S:
+            if expected_s > _DOZE_FROM_S:
                 # Timers of event loops go by the millisecond, and are up to two late.
-                await anyio.sleep(_DOZED * min(spin_s / 1.5, _MOST_S) - 0.0015)
+                await anyio.sleep(_DOZED * min(expected_s, _MOST_S) - 0.0015)
                 self._overslept = self._over()
-            if not await box.look(self._over, self._graph, spin_s):
+            if not await box.look(self._over, self._graph.stream, 1.5 * min(expected_s, _MOST_S)):
                 await self._parked()
-        except GeneratorExit:  # the coroutine is thrown away: nothing can be awaited any more
-            while not self._over():
-                sleep(1e-4)  # noqa: ASYNC251
-            self._close("cancelled")
-            raise
         except BaseException as error:
-            if not self._over():
-                await drained(self._parked())
-            self._close("failed" if isinstance(error, Exception) else "cancelled")
+            try:
+                if not isinstance(error, GeneratorExit) and not self._over():  # else nothing can be awaited any more
+                    await drained(self._parked())
+            finally:
+                while not self._over():
+                    sleep(1e-4)  # noqa: ASYNC251
+                self._close("failed" if isinstance(error, Exception) else "cancelled")
             raise
         return self._report()
 
@@ -110,7 +109,7 @@ class ShortRun:
                     self._overslept = self._over()
                 while not self._over():
                     waited = perf_counter() - began
-                    if waited > 1.5 * expected_s:
+                    if waited > 1.5 * min(expected_s, _MOST_S):
                         sleep(nap_after(waited))
                 break
             except KeyboardInterrupt as error:
@@ -137,23 +136,28 @@ class ShortRun:
             self._completion = poller.track(None, self._end, name=graph.name, lane=graph.stream, device=graph.device)
         return self._completion
 
-    def _close(self, outcome: counters.Outcome) -> None:
+    def _close(self, outcome: counters.Outcome) -> RunReport | None:
+        """Count the replay, which has ended, and let the loop go; its report unless it failed."""
+        report = self._counted() if self._error is None and outcome != "failed" else None
         counters.finished(outcome)
         self._loop.beside.discard(id(self._loop))
-        watchers = self._loop.watchers
-        if watchers.short:
-            watchers.short = False
-        else:
-            watchers.end()
+        self._loop.watchers.end_short()
+        return report
 
     def _report(self) -> RunReport:
-        took_ns = perf_counter_ns() - self._issued_ns
-        if self._overslept:
-            took_ns //= 2  # nobody saw the end; what was expected was too much
         error = self._error
         if error is not None:
             self._close("failed")
-            raise poller.fault_of(error, self._graph.device, self._graph.name) from error
+            fault = poller.fault_of(error, self._graph.device, self._graph.name)
+            raise fault from fault.__cause__
+        report = self._close("done")
+        assert report is not None, "it has not failed"
+        return report
+
+    def _counted(self) -> RunReport:
+        took_ns = perf_counter_ns() - self._issued_ns
+        if self._overslept:
+            took_ns //= 2  # nobody saw the end; what was expected was too much
         loop, shape = self._loop, self._shape
         n, counts = loop.n, loop.cells.read(self._end.expected)
         done = counts.finished == n
@@ -172,7 +176,6 @@ class ShortRun:
         if not watchers.short:  # somebody came meanwhile
             meter = Meter(n, before, began=1e-9 * self._issued_ns)
             watchers.publish(meter.read(counts.finished, counts.step_sum or n * steps))
-        self._close("done")
         return RunReport(
             n=n,
             finished=counts.finished,

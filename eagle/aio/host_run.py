@@ -97,7 +97,7 @@ class HostRun(Job[Range]):
         loop.planes.refuse_read_only()
         loop.planes.take_in()
         self.already = loop.begin()
-        self._begun = False
+        self.begun = False
         self._watching = threading.Lock()  # not the job's: a display may write to a stream that is slow
         self._meter = Meter(loop.n, self.already)
         self._taken = 0
@@ -122,9 +122,9 @@ class HostRun(Job[Range]):
         """
         with self._watching:
             with self._lock:
-                if self._begun or self._ended:
+                if self.begun or self._ended:
                     return None
-                self._begun = True
+                self.begun = True
             counters.issued()
             self.loop.watchers.begin(self._meter.read(self.already))
         try:
@@ -136,7 +136,7 @@ class HostRun(Job[Range]):
 
     def close(self) -> None:
         """Wait for a run that nobody waited for (its coroutine was thrown away): a slice at most."""
-        if self._begun and not self.completion.done():
+        if self.begun and not self.completion.done():
             self.stop()
             while not self.completion.done():
                 sleep(1e-4)
@@ -147,12 +147,12 @@ class HostRun(Job[Range]):
             self.settle_planes()
             self.report = self.result()
             self.loop.leave()
-            if self._begun:
+            if self.begun:
                 with self._watching:
                     self.loop.watchers.end(self._meter.read(self.report.finished, self._taken))
         except BaseException as caught:  # the completion must settle whatever happens
             error = error or caught
-        if self._begun:
+        if self.begun:
             counters.finished("failed" if error else "cancelled" if self.stopping else "done")
         self.completion.settle(error)
 
@@ -211,7 +211,8 @@ class RangesRun(HostRun):
         self._pacing = pacing
         self._ranges: list[Range] = []
         self._most = self.width
-        if loop.n <= _BRIEF_SAMPLES and loop.busy_ns is not None and loop.busy_ns < _BRIEF_NS and not loop.pieces:
+        small = loop.n <= _BRIEF_SAMPLES and loop.n * loop.ops * NS_PER_OP <= STEP_NS and not loop.pieces
+        if small and loop.busy_ns is not None and loop.busy_ns < _BRIEF_NS:
             self.width = 1
         self._packs = packable(loop)
 
@@ -220,6 +221,9 @@ class RangesRun(HostRun):
         loop = self.loop
         if self._ranges or self.already == loop.n:
             return ()
+        if self.width < self._most:
+            self._ranges.append(Range(0, loop.n, self._pacing.first(loop.n)))
+            return self._ranges
         threads = max(1, min(self.width, team().idle_cores()))  # beside other runs a thread to itself is all it gets
         for base, count in loop.pieces or cut(loop.n, threads, loop.bytes_per_sample, loop.ops):
             self._ranges.append(Range(base, count, self._pacing.first(count)))
@@ -242,7 +246,7 @@ class RangesRun(HostRun):
     def _cut_again(self, piece: Range) -> None:
         """Share what is left of the only range with more threads: the run turned out longer than the last one."""
         self._unpack(piece)
-        size = max(_MIN_RANGE, -(-piece.count // self._most))
+        size = -(-piece.count // (self._most * _MIN_RANGE)) * _MIN_RANGE
         cuts = [(base, min(size, piece.count - base)) for base in range(size, piece.count, size)]
         more = [
             replace(piece, base=piece.base + base, count=count, busy_ns=0, by_k={**piece.by_k}) for base, count in cuts
@@ -250,6 +254,7 @@ class RangesRun(HostRun):
         piece.count = min(size, piece.count)
         self._ranges += more
         self.width = self._most
+        self.spread()
         with self._lock:
             self._ready.extend(more)
 

@@ -11,8 +11,9 @@ moods::
 What would wait for the device, such as destroying a graph, is left to this thread for a moment without pending work
 (`when_idle`).
 
-Hot, it looks again after about one hundredth of the time that the newest waiter has waited (10 µs to 1 ms). A round
-wakes each event loop once. No Python runs in a CUDA callback, and an event that raises settles its completion.
+Hot, it looks again after about one hundredth of the time that the newest waiter has waited (10 µs to 1 ms, and up to
+6 ms beside waits of seconds). A round wakes each event loop once. No Python runs in a CUDA callback, and an event that
+raises settles its completion.
 """
 
 from __future__ import annotations

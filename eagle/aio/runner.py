@@ -17,6 +17,7 @@ from eagle.aio.display import Display
 from eagle.aio.host_loop import HostLoop
 from eagle.aio.limits import Admission, default_limiter
 from eagle.aio.pipeline import GraphPipeline
+from eagle.aio.progress import Meter
 from eagle.errors import Busy
 from eagle.kernels.layout import Layout, check_layout_word
 from eagle.kernels.plan import Plan
@@ -326,7 +327,16 @@ class Runner:
                 await leave_when_done(work)
         finally:
             run.close()
-        return run.reported
+        return self.told(run)
+
+    def told(self, run: Run) -> RunReport:
+        """The report of a closed run. One that had nothing to do, or was stopped before, ends for its watchers too."""
+        report = run.reported
+        if not run.begun:
+            value = Meter(report.n, report.finished).read(report.finished, 0)
+            self._loop.watchers.begin(value)
+            self._loop.watchers.end(value)
+        return report
 
     def reset(self) -> None:
         """Clear mask, counter and active set: the next `run` starts the batch over. The state is the caller's to seed.

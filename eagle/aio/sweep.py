@@ -22,8 +22,12 @@ _KEPT_S = 60e-6
 # So often a task that waits alone looks before it leaves the turn to others: some microseconds, as long as going round
 # takes the loop.
 _AT_ONCE = 8
+# A task that finds all its work ended at once still lets others have a turn that often.
+_STAY_S = 0.5e-3
 # More streams than that would make a turn of the loop long (half a microsecond each).
-_MOST_LANES = 512
+_MOST_LANES = 128
+# A sweep that is so late was lost: Ctrl-C came where the loop was about to call it.
+_LOST_S = 0.05
 
 
 class _Look:
@@ -36,65 +40,100 @@ class _Look:
 class Sweeper:
     """The looks of one asyncio event loop; for its thread only.
 
-    Work of one lane (a stream) ends in order, so only the oldest of each is asked.
+    Work of one lane (a stream) ends in order, so only the look that came first is asked, and the one that came last.
     """
 
     def __init__(self) -> None:
         self._lanes: dict[object, deque[_Look]] = {}
         self._context = Context()  # of no task
         self._sweeping = False
+        self._swept_at = 0.0
+        self._chain = 0
         self._kept_until = 0.0
+        self._stayed_since: float | None = None
 
     async def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> bool:
         """Wait until ``ended()``, for about so many seconds; False when that was not long enough.
 
         Args:
             ended: Answers at once; an exception it raises is raised here.
-            lane: Name of the stream, hashable.
+            lane: Name of the stream, hashable; None for work that announces its own end, which is looked at only
+                while nothing else is.
             spin_s: Seconds.
 
         Cancellation leaves at once.
         """
-        if not self._sweeping:
+        if not self._sweeping and self._may_stay():
             for _ in range(_AT_ONCE):
                 if ended():
                     return True
         looks = self._lanes.get(lane)
+        if lane is None and self._lanes:
+            return False
         if looks is None:
             if len(self._lanes) >= _MOST_LANES:
                 return False
             looks = self._lanes[lane] = deque()
-        loop = asyncio.get_running_loop()
+        loop, now = asyncio.get_running_loop(), perf_counter()
         future = loop.create_future()
-        looks.append(_Look(ended, perf_counter() + spin_s, future))
-        if not self._sweeping:
-            self._sweeping = True
-            loop.call_soon(self._sweep, loop, context=self._context)
+        looks.append(_Look(ended, now + spin_s, future))
+        if not self._sweeping or now - self._swept_at > _LOST_S:
+            self._chain += 1  # an older one, should it come after all, ends
+            self._go_on(loop, now)
         return bool(await future)
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _may_stay(self) -> bool:
+        """Whether a task may go on without leaving its turn: others get theirs at least once in `_STAY_S`."""
         now = perf_counter()
-        for lane, looks in list(self._lanes.items()):
-            while looks:
-                look = looks[0]
-                future = look.future
-                if not future.done():  # else its task was cancelled
-                    try:
-                        over = look.ended()
-                    except BaseException as error:
-                        future.set_exception(error)
-                    else:
-                        if over:
-                            self._kept_until = now + _KEPT_S
-                            future.set_result(True)
-                        elif now < look.until or now < self._kept_until:
-                            break
-                        else:
-                            future.set_result(False)
-                looks.popleft()
-            if not looks:
-                del self._lanes[lane]
-        if self._lanes:
-            loop.call_soon(self._sweep, loop, context=self._context)
+        if self._stayed_since is None:
+            self._stayed_since = now
+            asyncio.get_running_loop().call_soon(self._turned, context=self._context)
+        return now - self._stayed_since < _STAY_S
+
+    def _turned(self) -> None:
+        self._stayed_since = None
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
+        self._sweeping, self._swept_at = True, now
+        loop.call_soon(self._sweep, loop, self._chain, context=self._context)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop, chain: int) -> None:
+        if chain != self._chain:
+            return
+        now = perf_counter()
+        try:
+            for lane, looks in list(self._lanes.items()):
+                while looks and self._settled(looks[0], now):
+                    looks.popleft()
+                while len(looks) > 1 and self._has_ended(looks[-1], now):  # earlier work that is awaited later
+                    looks.pop()
+                if not looks:
+                    del self._lanes[lane]
+        finally:  # Ctrl-C may come in here
+            if self._lanes:
+                self._go_on(loop, now)
+            else:
+                self._sweeping = False
+
+    def _settled(self, look: _Look, now: float) -> bool:
+        """Whether a look has ended, is given up, or is nobody's any more."""
+        if self._has_ended(look, now):
+            return True
+        if now < look.until or now < self._kept_until:
+            return False
+        look.future.set_result(False)
+        return True
+
+    def _has_ended(self, look: _Look, now: float) -> bool:
+        future = look.future
+        if future.done():  # its task was cancelled
+            return True
+        try:
+            if not look.ended():
+                return False
+        except Exception as error:
+            future.set_exception(error)
         else:
-            self._sweeping = False
+            self._kept_until = now + _KEPT_S
+            future.set_result(True)
+        return True

@@ -6,9 +6,9 @@ the loop's thread-safe door once for all of them::
     quiet --post--> rung --drain (on the loop's thread)--> quiet
                     rung --post--> rung                     the same drain takes these too
 
-`_rung` needs no lock: `post` lays its letters down before it looks at the flag, and the drain lowers the flag before it
-takes the letters. So either `post` sees the flag down and rings, or the drain that is still to come sees the letters.
-Two threads may ring at once; an empty drain is harmless.
+`_rung_at` needs no lock: `post` lays its letters down before it looks at the time, and the drain clears that before it
+takes the letters. So either `post` sees it clear and rings, or the drain that is still to come sees the letters. Two
+threads may ring at once; an empty drain is harmless.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ __all__ = (
 _SHARE = 0.01
 _SHORTEST_S, _LONGEST_S = 10e-6, 1e-3
 _LONG_S = 2.0
+# A ring that was not answered for so long may have been lost: Ctrl-C came where the loop was about to answer.
+_LOST_S = 0.05
 _LOOKERS = 4  # tasks of one trio loop that look in turns instead of parking
 
 
@@ -138,22 +140,23 @@ class Mailbox(ABC):
     def __init__(self) -> None:
         self.limiters: dict[str, weakref.ref[anyio.CapacityLimiter]] = {}
         self._letters: deque[Parked] = deque()
-        self._rung = False
+        self._rung_at = 0.0
 
     def post(self, parked: Iterable[Parked]) -> None:
         """Wake these tasks on the loop's thread; a loop that is closed or gone is ignored."""
         self._letters.extend(parked)
-        if self._rung:
+        now = perf_counter()
+        if now - self._rung_at < _LOST_S:
             return
-        self._rung = True
+        self._rung_at = now
         try:
             self._ring()
         except (RuntimeError, OSError):  # closed, finished, or closing this very moment: nobody is left to wake
             self._letters.clear()
-            self._rung = False
+            self._rung_at = 0.0
 
     def _drain(self) -> None:
-        self._rung = False
+        self._rung_at = 0.0
         letters = self._letters
         while letters:
             try:

@@ -29,6 +29,7 @@ class Watchers:
         self.display: Display | None = None
         self._ticker: _Ticker | None = None
         self.short = False
+        self._coming = threading.Lock()  # between somebody who comes and a short run that ends
 
     @property
     def wanted(self) -> bool:
@@ -63,10 +64,23 @@ class Watchers:
 
     def watch(self, interval: float) -> AsyncIterator[Progress]:
         """An iterator over the run in progress, or over the next one."""
-        if self.short:
-            self._feed.begin()
-            self.short = False
-        return self._feed.watch(interval)
+        with self._coming:
+            if self.short:
+                self._feed.begin()
+                self.short = False
+            return self._feed.watch(interval)
+
+    def begin_short(self) -> None:
+        """A run begins that nobody looks at, and that is over soon."""
+        self.short = True
+
+    def end_short(self) -> None:
+        """It is over."""
+        with self._coming:
+            if self.short:
+                self.short = False
+                return
+        self.end()
 
 
 class _Ticker:

@@ -67,9 +67,10 @@ class Runner(AsyncRunner):
                             wait_to_end(work)
                     finally:
                         run.close()
+                    report = self.told(run)
         finally:
             self.release()
-        return run.reported
+        return report
 
 
 class Simulation(AsyncSimulation):

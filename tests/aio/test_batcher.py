@@ -207,6 +207,8 @@ WRONG = {
     "strided": {"x": np.zeros(10)[::2]},
     "two axes": {"x": np.zeros((5, 1))},
     "one sample among many": {"x": 0.0},
+    "no axis": {"x": np.zeros(())},
+    "no axis, another": {"goal": np.ones(())},
     "masked": {"x": np.ma.zeros(5)},
     "byte order": {"x": np.zeros(5, ">f8")},
     "mask": {"terminated": np.zeros(5, bool)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -107,6 +108,57 @@ async def test_a_batch_is_one_upload_and_one_download(monkeypatch: pytest.Monkey
         assert all(climbed(result, planes) for result, planes in zip(results, requests, strict=True))
         batches = len({id(result.report) for result in results})
         assert sorted(copies) == [1] * batches + [2] * batches
+
+
+@gpu
+async def test_the_block_may_be_entered_on_a_busy_stream() -> None:
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    requests = [climb_request(n) for n in (300, 7, 1000)]
+    with anyio.fail_after(LIMIT_S):
+        for _ in range(5):
+            with stream:  # what builds the frames is ordered behind this
+                heavy = cupy.ones((2000, 2000))
+                for _ in range(20):
+                    heavy = heavy @ heavy * (1.0 / 2000.0)
+                batcher = climbing()
+                await batcher.__aenter__()
+                results = await gathered(batcher, requests, LIMIT_S)
+                await batcher.__aexit__(None, None, None)
+            assert all(climbed(result, planes) for result, planes in zip(results, requests, strict=True))
+
+
+@gpu
+async def test_results_that_nobody_keeps_are_written_nowhere_else() -> None:
+    import cupy
+
+    request = climb_request(60_000)
+    size = 8 * request["x"].size
+    async with climbing() as batcher:
+        for _ in range(20):
+            heavy = cupy.ones((1500, 1500)) @ cupy.ones((1500, 1500))  # what downloads wait behind
+            await batcher.simulate(**request)  # the result is gone at once
+            blocks = [cupy.cuda.alloc_pinned_memory(size * k) for k in (1, 2, 3)]
+            views = [np.frombuffer(block, np.uint8, block.mem.size) for block in blocks]
+            for view in views:
+                view[...] = 7
+            cupy.cuda.runtime.deviceSynchronize()
+            assert all((view == 7).all() for view in views)
+            del heavy
+
+
+@gpu
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_shapeless_plane_is_refused_alone(anyio_backend: str) -> None:
+    bad = {**climb_request(5), "x": np.zeros(())}
+    async with climbing() as batcher:
+        for _ in range(2):
+            good, other = await asyncio.gather(
+                batcher.simulate(**climb_request(4)), batcher.simulate(**bad), return_exceptions=True
+            )
+            assert climbed(good, climb_request(4))
+            assert isinstance(other, ValueError)
 
 
 @gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +207,46 @@ async def test_a_coroutine_that_is_thrown_away_waits_for_its_buffers() -> None:
     assert at_rest(loop, before)
 
 
+@pytest.mark.parametrize("how", ["closed", "interrupted"])
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_leaving_while_it_drains_waits_for_its_buffers(how: str, anyio_backend: str) -> None:
+    before = counters.in_flight()
+    event = FakeEvent()
+    run, loop = started(event)
+    coroutine = run.run()
+    coroutine.send(None)
+    coroutine.throw(asyncio.CancelledError())  # it drains now
+    threading.Timer(0.02, event.finish).start()
+    if how == "closed":
+        coroutine.close()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                coroutine.throw(KeyboardInterrupt)
+    assert event._ended
+    assert at_rest(loop, before)
+
+
+async def test_a_cancelled_one_is_counted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = FakeEvent(after_s=0.02)
+    run, loop = started(event)
+    with anyio.fail_after(LIMIT_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run.run)
+            await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+    assert loop.last_finished == 100
+    assert loop.last_policy == [60, 100, 60, CAP, 0]
+
+
+def test_a_slow_moment_does_not_make_threads_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "expected_s", 5.0)
+    run, _ = started(FakeEvent(after_s=0.3))
+    busy = time.thread_time()
+    assert run.run_blocking().done
+    assert time.thread_time() - busy < 0.2
+
+
 async def test_whoever_comes_during_a_run_sees_its_end() -> None:
     event = FakeEvent()
     run, loop = started(event)
@@ -222,6 +263,30 @@ async def test_whoever_comes_during_a_run_sees_its_end() -> None:
             await anyio.lowlevel.checkpoint()
             event.finish()
     assert [(now.finished, now.steps) for now in seen] == [(100, 2500)]
+
+
+@pytest.mark.parametrize("took", [(20_000_000, 1_000, 1_000), (2_500_000, 1, 1, 1)])
+def test_a_late_look_makes_no_slice_much_longer(took: tuple[int, ...]) -> None:
+    loop = device_loop.DeviceLoop.__new__(device_loop.DeviceLoop)
+    loop.measured, loop.ns_per_step = True, 1000.0
+    for at, ns in enumerate(took):
+        before = loop.ns_per_step
+        loop.timed(ns, 2500, alone=True)
+        assert before / 2 <= loop.ns_per_step <= 2 * before, at
+    loop.measured, loop.ns_per_step = False, 1000.0
+    loop.timed(2500, 2500, alone=True)
+    assert loop.ns_per_step == 1.0  # a first guess may be far off
+
+
+def test_a_crowd_is_left_later_than_it_is_entered() -> None:
+    loop = device_loop.DeviceLoop.__new__(device_loop.DeviceLoop)
+    loop.n, loop.crowd, loop._shape = 10_000, 1, Shape("range", 64)
+    loop.bound = (types.SimpleNamespace(side=types.SimpleNamespace(sm_count=132)),)  # type: ignore[assignment]
+    seen = []
+    for load in (7, 8, 7, 4, 3, 64, 30, 8, 7, 1):
+        loop.shared(load)
+        seen.append(loop.crowd)
+    assert seen == [1, 8, 8, 8, 1, 64, 64, 8, 8, 1]
 
 
 # ---- on the device ---------------------------------------------------------------------------------------------------

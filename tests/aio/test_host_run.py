@@ -316,6 +316,30 @@ def test_a_run_stopped_before_it_begins_counts_nowhere() -> None:
     assert sim.run().report.steps == 50
 
 
+@pytest.mark.parametrize("n", [1, 1000, 4096])
+def test_a_brief_run_is_one_range(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    turn = RangesRun.turn
+
+    def noted(run: RangesRun) -> Any:
+        ranges = list(turn(run))
+        if ranges:
+            counts.append(len(ranges))
+        return ranges
+
+    monkeypatch.setattr(RangesRun, "turn", noted)
+    monkeypatch.setattr(host_run, "_BRIEF_NS", 10**12)  # however slow this machine is
+    planes = {"x": np.zeros(n), "goal": np.full(n, 3.0), "c": np.zeros(n)}
+    sim = eagle.sync.simulation(models.climb, max_steps=10, r=1.0, **planes)
+    sim.runner.host_threads = 2
+    for _ in range(2):
+        planes["x"][...] = planes["c"][...] = 0.0
+        sim.reset()
+        assert sim.run().done
+        np.testing.assert_array_equal(planes["x"], planes["goal"])
+    assert counts[-1] == 1
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_run_that_turns_out_longer_than_the_last_one_is_cut_after_all(
     threads: int, monkeypatch: pytest.MonkeyPatch
@@ -348,5 +372,42 @@ def test_a_run_that_turns_out_longer_than_the_last_one_is_cut_after_all(
     np.testing.assert_array_equal(planes["c"], goal)
     assert (after.done, after.steps) == (True, 500)
     ranges = sorted((piece.base, piece.count) for piece in runs[-1]._ranges)
-    assert ranges == ([(0, n)] if threads == 1 else [(0, 334), (334, 334), (668, 332)])
+    assert ranges == ([(0, n)] if threads == 1 else [(0, 512), (512, 488)])
     assert all(sum(k * count for k, count in piece.by_k.items()) == piece.steps for piece in runs[-1]._ranges)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["never ran", "ran before"])
+async def test_a_follower_of_a_run_that_is_stopped_before_it_begins_sees_its_end(first: bool) -> None:
+    sim = await eagle.simulation(models.climb, **models.endless_planes(100), max_steps=50)
+    if first:
+        await sim.run()
+    seen = []
+
+    async def follow(values: Any) -> None:
+        seen.extend([now async for now in values])
+
+    async def stop() -> None:
+        sim.runner.stop()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow, sim.progress(0.001))
+            group.start_soon(sim.run)
+            group.start_soon(stop)
+    assert (seen[-1].n, seen[-1].finished) == (100, 0)
+
+
+def test_followers_of_a_run_with_nothing_to_do_see_its_end() -> None:
+    planes = {"x": np.full(5, 9.0), "goal": np.full(5, 3.0), "c": np.zeros(5)}
+    sim = eagle.sync.simulation(models.climb, max_steps=10, r=1.0, **planes)
+    sim.run()
+    values = sim.progress(0.001)
+    sim.run()
+    seen = []
+
+    async def follow() -> None:
+        with anyio.fail_after(20):
+            seen.extend([now async for now in values])
+
+    asyncio.run(follow())
+    assert [(now.finished, now.steps) for now in seen] == [(5, 0)]

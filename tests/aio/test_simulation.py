@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import pickle
 import threading
 import warnings
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 
 import eagle
 import eagle.sync
+from eagle.aio.report import RunReport
 from tests.helpers import models
 from tests.helpers.deadline import LIMIT_S, deadline
 from tests.helpers.faces import Face, both_faces
@@ -479,3 +482,17 @@ async def test_a_round_ends_with_its_last_sample(face: Face) -> None:
     """Not after the 10 million steps that were asked for: that would take seconds."""
     result = await face.simulate(models.climb_listed, **models.climb_planes(3), max_steps=10, every=10**9)
     assert result.done
+
+
+def test_a_report_is_a_record_like_any_other() -> None:
+    names = [field.name for field in dataclasses.fields(RunReport)]
+    assert list(inspect.signature(RunReport).parameters) == names
+    report = RunReport(5, 4, False, 3, 2, 1, 0, 0.5)
+    assert [getattr(report, name) for name in names][:8] == [5, 4, False, 3, 2, 1, 0, 0.5]
+    defaults = {f.name: f.default for f in dataclasses.fields(RunReport) if f.default is not dataclasses.MISSING}
+    assert {name: getattr(report, name) for name in defaults} == defaults
+    assert report.launches_by_k == {}
+    assert dataclasses.replace(report, n=6, finished=6).n == 6
+    assert RunReport(**dataclasses.asdict(report)) == report == pickle.loads(pickle.dumps(report))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.n = 7  # type: ignore[misc]

@@ -49,20 +49,21 @@ async def test_it_waits_for_the_end_or_gives_up() -> None:
 
 async def test_only_the_oldest_of_a_lane_is_asked() -> None:
     sweeper = Sweeper()
-    first = Work(20)
+    first, last = Work(20), Work(40)
     asked_in_time = []
 
     def second() -> bool:
         asked_in_time.append(first.left < 0)
         return True
 
-    assert await finished(sweeper.look(first, "a", LONG_S), sweeper.look(second, "a", LONG_S)) == [True, True]
+    looks = [sweeper.look(work, "a", LONG_S) for work in (first, second, last)]
+    assert await finished(*looks) == [True, True, True]
     assert asked_in_time == [True]
 
 
 async def test_many_lanes_end_in_any_order() -> None:
     sweeper = Sweeper()
-    works = [Work(looks * 7 % 100) for looks in range(200)]
+    works = [Work(looks * 7 % 100) for looks in range(sweep._MOST_LANES)]
     assert all(await finished(*(sweeper.look(work, i, LONG_S) for i, work in enumerate(works))))
 
 
@@ -100,6 +101,68 @@ async def test_an_error_reaches_its_own_waiter() -> None:
         )
     assert isinstance(results[0], OSError)
     assert results[1] is True
+
+
+async def test_earlier_work_that_is_awaited_later_is_seen_too() -> None:
+    sweeper = Sweeper()
+    later = asyncio.ensure_future(sweeper.look(Work(), "a", LONG_S))
+    await asyncio.sleep(0)
+    assert await finished(sweeper.look(Work(30), "a", LONG_S)) == [True]
+    assert not later.done()
+    later.cancel()
+
+
+async def test_others_get_their_turn_beside_work_that_has_always_ended() -> None:
+    sweeper = Sweeper()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    with anyio.fail_after(LIMIT_S):
+        while turns < 20:
+            assert await sweeper.look(Work(2), "a", LONG_S)
+    counting.cancel()
+
+
+async def test_work_that_announces_its_end_is_looked_at_alone() -> None:
+    sweeper = Sweeper()
+    assert await finished(sweeper.look(Work(30), None, LONG_S), sweeper.look(Work(30), None, LONG_S)) == [True, False]
+
+
+async def test_a_sweep_that_was_lost_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeper = Sweeper()
+    patient = asyncio.ensure_future(sweeper.look(Work(20), "a", LONG_S))
+    await asyncio.sleep(0)
+    sweeper._chain += 1  # what is scheduled comes to nothing, as if Ctrl-C had met it
+    sweeper._swept_at -= 1.0
+    assert await finished(sweeper.look(Work(20), "b", LONG_S), patient) == [True, True]
+
+
+def test_ctrl_c_in_a_sweep_leaves_the_loop_usable(anyio_backend: Any) -> None:
+    loop = asyncio.new_event_loop()
+    sweeper = Sweeper()
+    interrupting, patient = True, Work(60)
+
+    def interrupted() -> bool:
+        nonlocal interrupting
+        if interrupting and patient.asked:
+            interrupting = False
+            raise KeyboardInterrupt
+        return not interrupting
+
+    async def wait() -> list[bool]:
+        return await asyncio.gather(sweeper.look(patient, "a", LONG_S), sweeper.look(interrupted, "b", LONG_S))
+
+    task = loop.create_task(wait())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    assert loop.run_until_complete(task) == [True, True]
+    loop.close()
 
 
 async def test_the_loop_goes_round_meanwhile() -> None:
