@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 _RESIDENT = 256
 # Mean over largest step count: above, most lanes of a warp work to its end; and above, samples end together.
 EVEN, UNIFORM = 0.5, 0.9
-# From so many runs at once on each gets a grid of its share, where together they are more than the device holds at once
-# and their samples end at different steps: a warp with one thread a sample lasts as long as its longest one.
-CROWD, _MOST_CROWDED = 8, 256
+# From so many runs at once on each gets a grid of its share, where together they are far more than the device holds
+# (2048 threads per multiprocessor) and their samples end at different steps: a warp with one thread a sample lasts as
+# long as its longest one. 64 launches of 1e4 RK4 samples took 413 instead of 1047 µs that way; awaited from one event
+# loop, whose Python takes longer than either, it made nothing faster, hence the border.
+CROWD, _MOST_CROWDED, _CROWDED = 8, 256, 4 * 2048
 # Threads per multiprocessor that all of them get together: what was best for one spread run of as many samples.
 _SHARED = 512
 # Below this many samples per multiprocessor a small grid claims faster than a full one.
@@ -76,7 +78,7 @@ def crowd_of(load: int, n: int, sm_count: int) -> int:
         n: Samples of each.
         sm_count: The device's multiprocessors.
     """
-    if load < CROWD or load * n < 2 * _RESIDENT * sm_count:
+    if load < CROWD or load * n < _CROWDED * sm_count:
         return 1
     return min(1 << (load - 1).bit_length(), _MOST_CROWDED)
 

@@ -280,7 +280,7 @@ def test_a_late_look_makes_no_slice_much_longer(took: tuple[int, ...]) -> None:
 
 def test_a_crowd_is_left_later_than_it_is_entered() -> None:
     loop = device_loop.DeviceLoop.__new__(device_loop.DeviceLoop)
-    loop.n, loop.crowd, loop._shape = 10_000, 1, Shape("range", 64)
+    loop.n, loop.crowd, loop._shape = 200_000, 1, Shape("range", 64)
     loop.bound = (types.SimpleNamespace(side=types.SimpleNamespace(sm_count=132)),)  # type: ignore[assignment]
     seen = []
     for load in (7, 8, 7, 4, 3, 64, 30, 8, 7, 1):

@@ -85,7 +85,7 @@ def test_it_is_known_when_the_shape_stays(before: float, now: float) -> None:
 def test_a_crowd_shares_the_device(load: int, n: int) -> None:
     crowd = crowd_of(load, n, SMS)
     alone, shared = choose(kernel(), n, 0.14), choose(kernel(), n, 0.14, crowd)
-    if load < 8 or load * n < 512 * SMS:
+    if load < 8 or load * n < 8192 * SMS:
         assert crowd == 1
     else:
         assert crowd.bit_count() == 1
