@@ -41,13 +41,16 @@ from eagle.errors import StateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-__all__ = ("SPIN_S", "Completion", "Source", "drained", "drive", "leave_when_done", "wait_to_end")
+__all__ = ("LONG_S", "SPIN_S", "Completion", "Source", "drained", "drive", "leave_when_done", "wait_to_end")
 
 T = TypeVar("T")
 
 # A replay of some 20 µs is over before a parked task could be woken (30 to 50 µs), so it is first looked at in turns of
 # the task's loop.
 SPIN_S = 60e-6
+# Up to here it is looked at as long as the last one took; what takes longer is left to the poller, whose lateness of 50
+# to 100 µs is little beside it.
+LONG_S = 0.003
 # A blocking caller has nothing better to do.
 _SPIN_BLOCKING_S = 1e-3
 

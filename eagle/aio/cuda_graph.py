@@ -15,7 +15,7 @@ import numpy as np
 
 from eagle.aio import counters, poller, tracing
 from eagle.aio.capture import Recording, captures_here, record
-from eagle.aio.completion import SPIN_S, Completion
+from eagle.aio.completion import LONG_S, SPIN_S, Completion
 from eagle.aio.events import EndSignal, PooledEvent, StreamEnd, idle, pool_of
 from eagle.aio.graph_view import dot_of, kernel_names, togglable
 from eagle.aio.guards import RepeatWhile, Skippable
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ("CudaGraph",)
 
 T = TypeVar("T")
-_SPIN_NS = 3_000_000
 
 
 class CudaGraph(AbstractGraph):
@@ -289,7 +288,7 @@ class CudaGraph(AbstractGraph):
 
         A parked task is woken 50 to 100 µs late, which replays of a few milliseconds would feel.
         """
-        self._spin_s = max(1.5e-9 * took_ns, SPIN_S) if took_ns < _SPIN_NS else SPIN_S
+        self._spin_s = max(1.5e-9 * took_ns, SPIN_S) if took_ns < 1e9 * LONG_S else SPIN_S
 
     def announce_end(self, signal: EndSignal) -> None:
         """Tell where each replay's last step announces its end; see `GraphPipeline.announce_end`."""

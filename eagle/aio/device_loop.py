@@ -12,6 +12,7 @@ import numpy as np
 from eagle.aio import tracing
 from eagle.aio.active_set import compaction_body
 from eagle.aio.bound_loop import BoundLoop
+from eagle.aio.completion import LONG_S
 from eagle.aio.device_cells import Cells, Fetched, Peek, SharedWord, count_mask, pacing, tick
 from eagle.aio.device_short import ShortRun
 from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 # What is in flight on each device, by the ids of the loops.
 _running: dict[int, set[int]] = {}
 SLICE_NS = 5_000_000
-LONG_S = 0.003
 _FAR = 8
 _FIRST_K = 16  # steps of the first launch of an automatic active-set loop
 _LATENCY_NS_PER_OP = 1.0  # of a dependent FP64 operation; only until a run has been timed

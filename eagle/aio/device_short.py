@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from eagle.aio import counters, poller
-from eagle.aio.completion import Completion, drained
+from eagle.aio.completion import LONG_S, Completion, drained
 from eagle.aio.progress import Meter
 from eagle.aio.report import RunReport
 from eagle.aio.shapes import CROWD
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from eagle.aio.events import StreamEnd
     from eagle.aio.shapes import Shape
 
-# A run that is expected to take longer is slept through for most of that time before it is looked at, by a task and by
-# a blocking thread; looking through all of it would only heat a core.
-_DOZE_FROM_S, _THREAD_DOZES_FROM_S = 0.003, 0.0005
+# A run that is expected to take longer (a task: `LONG_S`) is slept through for most of that time before it is looked
+# at; looking through all of it would only heat a core.
+_THREAD_DOZES_FROM_S = 0.0005
 _DOZED, _MOST_S = 0.75, 0.005
 
 
@@ -79,7 +79,7 @@ class ShortRun:
         assert box is not None, "an event loop runs the caller"
         expected_s = self._loop.expected_s
         try:
-            if expected_s > _DOZE_FROM_S:
+            if expected_s > LONG_S:
                 # Timers of event loops go by the millisecond, and are up to two late.
                 await anyio.sleep(_DOZED * min(expected_s, _MOST_S) - 0.0015)
                 self._overslept = self._over()
