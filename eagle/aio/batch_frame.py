@@ -123,6 +123,18 @@ class Frame(ABC):
         """The batch has ended: let go of what belongs to its requests."""
 
 
+def side_by_side(target: np.ndarray[Any, Any], name: str, default: Any, requests: Sequence[Request]) -> None:
+    """Copy one plane of requests into a host array, each to its own place; the default where a request left it out."""
+    parts = [r.arrays[name] for r in requests if name in r.arrays]
+    if len(parts) == len(requests):
+        np.concatenate(parts, axis=-1, out=target)
+        return
+    target[...] = default
+    for request in requests:
+        if name in request.arrays:
+            target[..., request.start : request.start + request.n] = request.arrays[name]
+
+
 class HostFrame(Frame):
     """A frame of NumPy arrays."""
 
@@ -139,15 +151,7 @@ class HostFrame(Frame):
     def fill(self, requests: Sequence[Request], total: int) -> None:
         """Copy the planes in, one pass for each plane."""
         for name, default in self._filled:
-            target = self._natives[name][..., :total]
-            parts = [r.arrays[name] for r in requests if name in r.arrays]
-            if len(parts) == len(requests):
-                np.concatenate(parts, axis=-1, out=target)
-                continue
-            target[...] = default
-            for request in requests:
-                if name in request.arrays:
-                    target[..., request.start : request.start + request.n] = request.arrays[name]
+            side_by_side(self._natives[name][..., :total], name, default, requests)
         loop = self._loop
         loop.mask[:total] = False
         loop.mask[total:] = True

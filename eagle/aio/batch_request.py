@@ -152,48 +152,33 @@ class Form:
         """The request of planes that look the same; None for any others, which are then checked in full."""
         if len(planes) != len(self._specs):
             return None
-        if self._cuda is None:
-            n = self._samples(planes)
-            return Request(n, planes, self.residency, _NOTHING, self.omitted, False) if n else None
-        addresses: list[int] = self._table.copy()
-        n = self._device_samples(planes, addresses)
+        addresses: list[int] = [] if self._cuda is None else self._table.copy()
+        n = self._samples(planes, addresses)
         if not n:
             return None
         request = Request(n, planes, self.residency, _NOTHING, self.omitted, False)
-        request.addresses = addresses
-        request.seed = _behind_the_caller(self._cuda)
+        if self._cuda is not None:
+            request.addresses = addresses
+            request.seed = _behind_the_caller(self._cuda)
         return request
 
-    def _samples(self, planes: Mapping[str, Any]) -> int:
-        """Samples of NumPy planes that look the same, else 0."""
-        kind: Any = self._kind
-        plain: tuple[int, ...] = ()
-        for name, dtype, width in self._specs:
-            array: Any = planes.get(name)
-            if type(array) is not kind or array.dtype is not dtype or array.flags.num & _READABLE != _READABLE:
-                return 0
-            shape = array.shape
-            if not plain:
-                plain = shape[-1:]
-            if shape == plain and shape and not width:
-                continue
-            if not _fits(shape, width, plain):
-                return 0
-        return plain[0] if plain else 0
-
-    def _device_samples(self, planes: Mapping[str, Any], addresses: list[int]) -> int:
-        """The same of CuPy planes, whose addresses are noted."""
+    def _samples(self, planes: Mapping[str, Any], addresses: list[int]) -> int:
+        """Samples of planes that look the same, else 0; on a device their addresses are noted."""
         kind: Any = self._kind
         device = self.residency.device
         plain: tuple[int, ...] = ()
         for (name, dtype, width), place in zip(self._specs, self._places, strict=True):
             array: Any = planes.get(name)
-            if type(array) is not kind or array.dtype is not dtype or not array.flags.c_contiguous:
+            if type(array) is not kind or array.dtype is not dtype:
                 return 0
-            data = array.data
-            if data.device_id != device:
-                return 0
-            addresses[place] = data.ptr
+            if device is None:
+                if array.flags.num & _READABLE != _READABLE:
+                    return 0
+            else:
+                data = array.data
+                if not array.flags.c_contiguous or data.device_id != device:
+                    return 0
+                addresses[place] = data.ptr
             shape = array.shape
             if not plain:
                 plain = shape[-1:]

@@ -16,6 +16,7 @@ import numpy as np
 
 from eagle.aio import poller
 from eagle.aio.batch_device import DeviceFrame, gather
+from eagle.aio.batch_frame import side_by_side
 from eagle.aio.batch_result import Outputs
 
 if TYPE_CHECKING:
@@ -68,14 +69,7 @@ class UploadedFrame(DeviceFrame):
             native = self._natives[name]
             shape = (*native.shape[:-1], total)
             packed = up.host[at : at + default.itemsize * int(np.prod(shape))].view(default.dtype).reshape(shape)
-            parts = [r.arrays[name] for r in requests if name in r.arrays]
-            if len(parts) == len(requests):
-                np.concatenate(parts, axis=-1, out=packed)
-            else:
-                packed[...] = default
-                for r in requests:
-                    if name in r.arrays:
-                        packed[..., r.start : r.start + r.n] = r.arrays[name]
+            side_by_side(packed, name, default, requests)
             table.append(up.address + at)
             at = _behind(at + packed.nbytes)
         table += [0, total, *(row.data.ptr for row in self._rows)]

@@ -26,8 +26,8 @@ _AT_ONCE = 8
 _STAY_S = 0.5e-3
 # More streams than that would make a turn of the loop long (half a microsecond each).
 _MOST_LANES = 128
-# A sweep that is so late was lost: Ctrl-C came where the loop was about to call it.
-_LOST_S = 0.05
+# A callback of the loop that is so late may have been lost: Ctrl-C came where the loop was about to call it.
+LOST_S = 0.05
 
 
 class _Look:
@@ -77,7 +77,7 @@ class Sweeper:
         loop, now = asyncio.get_running_loop(), perf_counter()
         future = loop.create_future()
         looks.append(_Look(ended, now + spin_s, future))
-        if not self._sweeping or now - self._swept_at > _LOST_S:
+        if not self._sweeping or now - self._swept_at > LOST_S:
             self._chain += 1  # an older one, should it come after all, ends
             self._go_on(loop, now)
         return bool(await future)

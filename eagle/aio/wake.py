@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from eagle.aio.sweep import Sweeper
+from eagle.aio.sweep import LOST_S, Sweeper
 from eagle.errors import LoopRunning, StateError
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ __all__ = (
 _SHARE = 0.01
 _SHORTEST_S, _LONGEST_S = 10e-6, 1e-3
 _LONG_S = 2.0
-# A ring that was not answered for so long may have been lost: Ctrl-C came where the loop was about to answer.
-_LOST_S = 0.05
 _LOOKERS = 4  # tasks of one trio loop that look in turns instead of parking
 
 
@@ -146,7 +144,7 @@ class Mailbox(ABC):
         """Wake these tasks on the loop's thread; a loop that is closed or gone is ignored."""
         self._letters.extend(parked)
         now = perf_counter()
-        if now - self._rung_at < _LOST_S:
+        if now - self._rung_at < LOST_S:
             return
         self._rung_at = now
         try:
