@@ -1,4 +1,4 @@
-"""How a request of device planes is recognised, with doubles of CuPy's arrays: no GPU is needed to refuse a wrong one."""
+"""How a request of device planes is recognised, with doubles of CuPy's arrays: wrong ones need no GPU to be seen."""
 
 from __future__ import annotations
 
