@@ -185,7 +185,7 @@ class BoundLoop:
         """
         raise NotImplementedError
 
-    def short(self, *, max_steps: int, priority: int | None) -> ShortRun | None:
+    def short(self, max_steps: int, priority: int | None) -> ShortRun | None:
         """The whole run, issued at once, where that can be done in a shorter way than by `start`; else None."""
         return None
 

@@ -404,7 +404,8 @@ async def _until_done(completion: Completion[Any]) -> None:
     if box is None:
         completion._block(None)
         return
-    if await box.look(completion.done, completion.lane, completion.spin_s):
+    seen = box.look(completion.done, completion.lane, completion.spin_s)
+    if seen is True or (seen is not False and await seen):
         return
     parked = box.park()
     if not completion._park(parked):

@@ -166,11 +166,12 @@ def queued() -> None:
         counts.queued += 1
 
 
-def issued() -> None:
-    """Count a unit that begins now."""
+def issued() -> int:
+    """Count a unit that begins now; returns how many are in flight with it."""
     counts = _counts
     with counts.lock:
-        counts.in_flight += 1
+        counts.in_flight = now = counts.in_flight + 1
+    return now
 
 
 def in_flight() -> int:
@@ -185,12 +186,16 @@ def admitted(units: int = 1) -> None:
         counts.queued -= units
 
 
-def finished(outcome: Outcome) -> None:
-    """Count the end of a unit that was issued."""
+def finished(outcome: Outcome) -> int:
+    """Count the end of a unit that was issued; returns how many are still in flight."""
     counts = _counts
     with counts.lock:
-        counts.in_flight -= 1
-        counts.ended(outcome)
+        counts.in_flight = now = counts.in_flight - 1
+        if outcome == "done":
+            counts.done += 1
+        else:
+            counts.ended(outcome)
+    return now
 
 
 def dropped(outcome: Outcome = "cancelled") -> None:

@@ -54,6 +54,7 @@ class CudaGraph(AbstractGraph):
         self.device: int = self._runtime.getDevice()
         check_device(self.device)
         self._cupy = cupy
+        self._current_stream = cupy.cuda.get_current_stream
         with self._on_device():
             self._stream = _new_stream(cupy, priority)
         self._raw_stream = int(self._stream.ptr)
@@ -129,12 +130,8 @@ class CudaGraph(AbstractGraph):
         CUDA lets some thousand launches wait on a stream: beyond that a launch blocks until the device has taken one.
         """
         device, runtime, stream = self.device, self._runtime, self._raw_stream
-        check_device(device)
-        if captures_here():
-            raise self._captured_by_a_step()
-        poller.start()
-        current = runtime.getDevice()
-        caller = self._cupy.cuda.get_current_stream().ptr
+        self._admit()
+        current, caller = runtime.getDevice(), self._current_stream().ptr
         with self._lock:
             if current != device:
                 runtime.setDevice(device)
@@ -189,17 +186,14 @@ class CudaGraph(AbstractGraph):
         """
         device, runtime, stream, signal = self.device, self._runtime, self._raw_stream, self._signal
         assert signal is not None, "whoever replays a graph by itself has told where it announces its end"
-        check_device(device)
-        if captures_here():
-            raise self._captured_by_a_step()
-        poller.start()
-        current = runtime.getDevice()
-        caller = self._cupy.cuda.get_current_stream().ptr
+        self._admit()
+        current, caller = runtime.getDevice(), self._current_stream().ptr
         with self._lock:
             if current != device:
                 runtime.setDevice(device)
             try:
-                self._wait_behind_caller(current, caller)
+                if current != device or (caller and caller != stream) or not idle(runtime, 0):
+                    self._wait_behind_caller(current, caller)
                 runtime.graphLaunch(self._executable, stream)
             except Exception as error:
                 fault = fault_from(error, device, during=self.name)
@@ -212,11 +206,15 @@ class CudaGraph(AbstractGraph):
             self._replays += 1
             return StreamEnd(signal.view, signal.expect(1), stream, runtime)
 
-    def _captured_by_a_step(self) -> StateError:
-        return StateError(
-            f"pipeline {self.name!r} was launched by a step that is being captured; a graph cannot hold another "
-            "pipeline's replay: add that pipeline's steps to this one instead"
-        )
+    def _admit(self) -> None:
+        """Refuse where nothing may be issued, and have the poller's thread running."""
+        check_device(self.device)
+        if captures_here():
+            raise StateError(
+                f"pipeline {self.name!r} was launched by a step that is being captured; a graph cannot hold another "
+                "pipeline's replay: add that pipeline's steps to this one instead"
+            )
+        poller.start()
 
     def _call_pre_launch(self, pre_launch: Callable[[], object]) -> None:
         try:

@@ -108,7 +108,7 @@ class Cells:
             replay: Its number: what the signal was expected to be at its end, which must have been seen. At most one
                 later replay may have been issued.
         """
-        return Counts._make(_COUNTS.unpack_from(self._view, (replay & 1) * self._bytes))
+        return tuple.__new__(Counts, _COUNTS.unpack_from(self._view, (replay & 1) * self._bytes))
 
     def read_policy(self, replay: int) -> tuple[list[int], dict[int, int]]:
         """The policy cells (k, finished at launch, steps done, cap, go) and the launches of each k, as in `read`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from eagle.aio.active_set import compaction_body
 from eagle.aio.bound_loop import BoundLoop
 from eagle.aio.completion import LONG_S
 from eagle.aio.device_cells import Cells, Fetched, Peek, SharedWord, count_mask, pacing, tick
-from eagle.aio.device_short import ShortRun
+from eagle.aio.device_short import ShortRun, Steady
 from eagle.aio.guards import RepeatWhile, SkipGuard, Skippable
 from eagle.aio.ordering import OrderedPlanes
 from eagle.aio.shapes import CROWD, Shape, choose, crowd_of, same_shape
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from eagle.kernels.device_kernel import DeviceKernel
     from eagle.kernels.planes import Planes
 
-# What is in flight on each device, by the ids of the loops.
+# What is in flight on each device, by the numbers of the loops.
 _running: dict[int, set[int]] = {}
+_numbers = count()
 SLICE_NS = 5_000_000
 _FAR = 8
 _FIRST_K = 16  # steps of the first launch of an automatic active-set loop
@@ -45,7 +47,8 @@ class DeviceLoop(BoundLoop):
 
     Attributes:
         cells: The counters.
-        beside: The ids of all loops of the device whose run is in flight.
+        number: Of the loop, for `beside`.
+        beside: The numbers of all loops of the device whose run is in flight.
         crowd: How many runs the device is shared between; see `crowd_of`.
         build_s: Seconds of capture so far.
         ns_per_step: Measured or estimated device time of one step of the whole batch.
@@ -69,11 +72,12 @@ class DeviceLoop(BoundLoop):
         self.expected_s = 6e-5
         self.depth = 2
         self.measured = False
+        self.number = next(_numbers)
         self.beside = _running.setdefault(self.device, set())
         self.crowd = 1
         self._fused: dict[tuple[Shape, int | None], tuple[GraphPipeline, Any]] = {}
         self._shape: Shape | None = None
-        self._steady: tuple[Shape, int | None, GraphPipeline, Any] | None = None
+        self._steady: Steady | None = None
         self._band: GraphPipeline | None = None
         self._shown: GraphPipeline | None = None
         self.word = None if self.fused_steps is None else SharedWord(self.fused_steps)
@@ -139,7 +143,7 @@ class DeviceLoop(BoundLoop):
             kind = LearningRun if self.learning else FusedRun
         return kind(self, max_steps, priority)
 
-    def short(self, *, max_steps: int, priority: int | None) -> ShortRun | None:
+    def short(self, max_steps: int, priority: int | None) -> ShortRun | None:
         """The run, issued, where it is one replay of a graph that is built and nobody looks; see `ShortRun`."""
         steady, word = self._steady, self.word
         if (
@@ -147,8 +151,8 @@ class DeviceLoop(BoundLoop):
             or word is None
             or word.value != max_steps
             or max_steps * self.ns_per_step > SLICE_NS
-            or steady[0] is not (self._shape or self.shape())
-            or steady[1] != priority
+            or steady.shape is not (self._shape or self.shape())
+            or steady.priority != priority
             or self.copied
             or self.learning
             or self.n == 0
@@ -156,7 +160,7 @@ class DeviceLoop(BoundLoop):
             or tracing.active
         ):
             return None
-        return ShortRun(self, steady[0], steady[3], max_steps)
+        return ShortRun(self, steady, max_steps)
 
     def timed(self, took_ns: int, steps: int, *, alone: bool) -> None:
         """Note what a launch took.
@@ -195,8 +199,8 @@ class DeviceLoop(BoundLoop):
     def fused_pipeline(self, shape: Shape, priority: int | None) -> GraphPipeline:
         """The graph of one launch: run, and report the counters."""
         steady = self._steady
-        if steady is not None and steady[0] is shape and steady[1] == priority:
-            return steady[2]
+        if steady is not None and steady.shape is shape and steady.priority == priority:
+            return steady.pipeline
         built = self._fused.get((shape, priority))
         if built is None:
             steps: list[Callable[[], object]] = [self._fused_launch(shape).launch, self.cells.report]
@@ -204,7 +208,7 @@ class DeviceLoop(BoundLoop):
                 steps.insert(0, count_mask(self.kernel_mask, self.cells, self.device).launch)
             built = self._fused[shape, priority] = self._built(steps, priority)
         self._shown = built[0]
-        self._steady = (shape, priority, *built)
+        self._steady = Steady(self.n, shape, priority, *built)
         return built[0]
 
     def _fused_launch(self, shape: Shape) -> PackedLaunch:
@@ -232,7 +236,7 @@ class DeviceLoop(BoundLoop):
         """The launch shape of the next run."""
         if self._shape is None:
             shape, steady = choose(self.kernel, self.n, self.evenness, self.crowd), self._steady
-            self._shape = steady[0] if steady is not None and steady[0] == shape else shape
+            self._shape = steady.shape if steady is not None and steady.shape == shape else shape
         return self._shape
 
     def tell(self, evenness: float) -> None:
@@ -256,7 +260,9 @@ class DeviceLoop(BoundLoop):
     def has_fused(self, shape: Shape, priority: int | None) -> bool:
         """Whether `fused_pipeline` would find its graph."""
         steady = self._steady
-        return (steady is not None and steady[0] is shape and steady[1] == priority) or (shape, priority) in self._fused
+        if steady is not None and steady.shape is shape and steady.priority == priority:
+            return True
+        return (shape, priority) in self._fused
 
     @property
     def has_band(self) -> bool:

@@ -114,7 +114,7 @@ class DeviceRun(ABC):
         loop, flight = self.loop, self._flight
         alone = counters.in_flight() <= len(flight)
         work = self.issue(budget)
-        loop.beside.add(id(loop))
+        loop.beside.add(loop.number)
         # Not the time before: the first issue captures a graph.
         flight.append(_Launch(work, budget, loop.cells.signal.expected, perf_counter_ns(), alone, len(loop.beside)))
         work.spin_s = 0.0
@@ -170,7 +170,7 @@ class DeviceRun(ABC):
     def close(self) -> None:
         """Leave planes in sample order and in the caller's arrays, and write the report."""
         loop = self.loop
-        loop.beside.discard(id(loop))
+        loop.beside.discard(loop.number)
         if has_failed(loop.device):  # nothing can be read any more; the error is on its way to the caller
             if self.begun:
                 loop.watchers.end()

@@ -93,27 +93,42 @@ class StreamEnd:
         expected: What it raises it to.
         stream: The raw stream; what is issued there later may be waited for, too, when the word never comes.
         runtime: CuPy's runtime module.
+
+    Attributes:
+        error: What the driver said of a device that has failed: the replay is over, too.
     """
 
-    __slots__ = ("_asked", "_runtime", "_stream", "_word", "expected")
+    __slots__ = ("_asked", "_runtime", "_stream", "_word", "error", "expected")
 
     def __init__(self, word: memoryview, expected: int, stream: int, runtime: Any) -> None:
         self._word, self.expected, self._stream, self._runtime = word, expected, stream, runtime
         self._asked = 0
+        self.error: Exception | None = None
 
-    @property
-    def done(self) -> bool:
-        """Whether the replay has ended. Never waits.
-
-        Raises:
-            CUDARuntimeError: The device has failed.
-        """
+    def over(self) -> bool:
+        """Whether the replay has ended, well or not. Never waits, never raises."""
         if (self._word[0] - self.expected) & 0xFFFFFFFF < 0x80000000:
             return True
         self._asked += 1
         if self._asked % _ASK_DRIVER_EVERY:
-            return False
-        return _has_ended(self._runtime.streamQuery, self._stream)
+            return self.error is not None
+        try:
+            return _has_ended(self._runtime.streamQuery, self._stream)
+        except Exception as error:
+            self.error = error
+            return True
+
+    @property
+    def done(self) -> bool:
+        """The same for the poller.
+
+        Raises:
+            CUDARuntimeError: The device has failed.
+        """
+        over = self.over()
+        if self.error is not None:
+            raise self.error
+        return over
 
 
 class EndSignal:

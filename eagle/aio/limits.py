@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -12,7 +12,10 @@ from eagle.aio import counters, tracing
 from eagle.aio.wake import mailbox
 from eagle.kernels.team import core_count
 
-__all__ = ("DEVICE_TOKENS", "Admission", "default_limiter")
+if TYPE_CHECKING:
+    from eagle.aio.wake import Mailbox
+
+__all__ = ("DEVICE_TOKENS", "default_limiter", "taken_at_once", "wait_for_token")
 
 # As many runs as the device was seen to overlap to its full rate; more only cost memory.
 DEVICE_TOKENS = 64
@@ -24,11 +27,12 @@ _LIMITERS: dict[str, RunVar[anyio.CapacityLimiter]] = {
 }
 
 
-def default_limiter(target: Literal["host", "cuda"]) -> anyio.CapacityLimiter:
+def default_limiter(target: Literal["host", "cuda"], box: Mailbox | None = None) -> anyio.CapacityLimiter:
     """Return the limiter that runs on `target` share in the running event loop.
 
     Args:
         target: "cuda" (64 tokens) or "host" (one token a core that this process may use).
+        box: The loop's mailbox, for callers that have it already.
 
     Returns:
         The same limiter for every call in one event loop, made at the first.
@@ -37,7 +41,8 @@ def default_limiter(target: Literal["host", "cuda"]) -> anyio.CapacityLimiter:
         ValueError: Another target.
         RuntimeError: No event loop runs in this thread.
     """
-    box = mailbox()
+    if box is None:
+        box = mailbox()
     found = None if box is None else box.limiters.get(target)
     limiter = None if found is None else found()
     if limiter is not None:
@@ -55,44 +60,34 @@ def default_limiter(target: Literal["host", "cuda"]) -> anyio.CapacityLimiter:
     return limiter
 
 
-class Admission:
-    """One token of a limiter, counted as queued while it is waited for.
+# Tokens are taken on behalf of the object that runs, not of the task: that may hold one of the same limiter for something
+# else. Whoever took one gives it back with the limiter's own `release_on_behalf_of`.
 
-    A free token is taken without a turn of the loop: what follows waits anyway. The borrower is not the task, which may
-    hold a token of the same limiter for something else.
+
+def taken_at_once(limiter: anyio.CapacityLimiter, borrower: object) -> bool:
+    """Take a token that is free, without a turn of the loop: what follows waits anyway. False when none is free."""
+    try:
+        limiter.acquire_on_behalf_of_nowait(borrower)
+    except Exception as error:
+        if type(error).__name__ == "WouldBlock":  # anyio's; older releases of anyio let trio's own through
+            return False
+        raise
+    return True
+
+
+async def wait_for_token(limiter: anyio.CapacityLimiter, borrower: object, name: str) -> None:
+    """Wait for a token, counted as queued meanwhile.
 
     Args:
         limiter: The limiter.
+        borrower: On whose behalf; see above.
         name: What waits, for traces.
     """
-
-    __slots__ = ("_limiter", "_name")
-
-    def __init__(self, limiter: anyio.CapacityLimiter, name: str) -> None:
-        self._limiter = limiter
-        self._name = name
-
-    def at_once(self) -> bool:
-        """Take a token that is free; False when none is."""
-        try:
-            self._limiter.acquire_on_behalf_of_nowait(self)
-        except Exception as error:
-            if type(error).__name__ == "WouldBlock":  # anyio's; older releases of anyio let trio's own through
-                return False
-            raise
-        return True
-
-    async def wait(self) -> None:
-        """Wait for a token."""
-        counters.queued()
-        try:
-            with tracing.timed("runs", "wait", simulation=self._name):
-                await self._limiter.acquire_on_behalf_of(self)
-        except BaseException:
-            counters.dropped()
-            raise
-        counters.admitted()
-
-    def give_back(self) -> None:
-        """Give the token back."""
-        self._limiter.release_on_behalf_of(self)
+    counters.queued()
+    try:
+        with tracing.timed("runs", "wait", simulation=name):
+            await limiter.acquire_on_behalf_of(borrower)
+    except BaseException:
+        counters.dropped()
+        raise
+    counters.admitted()

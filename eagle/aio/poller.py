@@ -93,7 +93,10 @@ def start() -> None:
     Raises:
         StateError: No thread could be started, or the interpreter is exiting.
     """
-    _poller.start()
+    poller = _poller
+    poller.started_at = perf_counter()
+    if poller.busy or poller.thread is None:
+        poller.start()
 
 
 def before_polling(fn: Callable[[], object]) -> None:
@@ -218,8 +221,7 @@ class _Poller:
     # ---- from any thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Have the thread running; work is about to be issued."""
-        self.started_at = perf_counter()
+        """Have the thread running, and no jobs: `started_at` is set, work is about to be issued."""
         if self.busy:
             with self.at_rest:
                 pass
@@ -240,7 +242,9 @@ class _Poller:
 
     def add(self, watch: _Watch) -> None:
         """Take a watch; rings only an idle thread."""
-        self.start()
+        self.started_at = perf_counter()
+        if self.busy or self.thread is None:
+            self.start()
         self.new.append(watch)
         if self.mood == "idle":
             self.ring()

@@ -112,12 +112,8 @@ class Feed:
 
     def __init__(self) -> None:
         self._state = _State()
-        self._watches: weakref.WeakSet[_Watch] = weakref.WeakSet()
-
-    @property
-    def watched(self) -> bool:
-        """Whether somebody follows; a short run that nobody follows need not be published."""
-        return bool(self._watches)
+        # Who follows: a short run that nobody follows need not be published. (A WeakSet's truth is a call of Python.)
+        self.watches: set[weakref.ref[_Watch]] = set()
 
     def begin(self, value: Progress | None = None, look: Callable[[], Progress | None] | None = None) -> None:
         """A run begins; a short one that nobody follows yet needs no value.
@@ -155,7 +151,7 @@ class Feed:
         if not 0.0 < interval < math.inf:
             raise ValueError(f"interval must be a positive, finite number of seconds, not {interval!r}")
         watch = _Watch(self, interval)
-        self._watches.add(watch)
+        self.watches.add(weakref.ref(watch, self.watches.discard))
         return watch
 
 

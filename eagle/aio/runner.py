@@ -15,9 +15,10 @@ from eagle.aio import tracing
 from eagle.aio.completion import leave_when_done
 from eagle.aio.display import Display
 from eagle.aio.host_loop import HostLoop
-from eagle.aio.limits import Admission, default_limiter
+from eagle.aio.limits import default_limiter, taken_at_once, wait_for_token
 from eagle.aio.pipeline import GraphPipeline
 from eagle.aio.progress import Meter
+from eagle.aio.wake import mailbox
 from eagle.errors import Busy
 from eagle.kernels.layout import Layout, check_layout_word
 from eagle.kernels.plan import Plan
@@ -297,22 +298,22 @@ class Runner:
         Cancellation: the run ends within a slice (10 ms on the host); only then does the cancellation leave. Planes,
         mask and counters agree, copied planes are written back, and another `run` continues.
         """
-        limiter = self.options.limiter or default_limiter(self.target)
+        box, loop, options = mailbox(), self._loop, self.options
+        limiter = options.limiter or default_limiter(self.target, box)
         self.claim()
         try:
-            if check_progress(progress) or self.options.progress:
-                self._loop.watchers.display = await anyio.to_thread.run_sync(Display, self._loop.name)
-            admission = Admission(limiter, self._loop.name)
-            if not admission.at_once():
-                await admission.wait()
+            if (progress is not False and check_progress(progress)) or options.progress:
+                loop.watchers.display = await anyio.to_thread.run_sync(Display, loop.name)
+            if not taken_at_once(limiter, self):
+                await wait_for_token(limiter, self, loop.name)
             try:
-                short = self._loop.short(max_steps=self._max_steps, priority=self.options.priority)
-                if short is not None:
-                    return await short.run()
-                with tracing.timed("runs", "run", simulation=self._loop.name):
+                short = None if box is None else loop.short(self._max_steps, options.priority)
+                if short is not None and box is not None:
+                    return await short.run(box)
+                with tracing.timed("runs", "run", simulation=loop.name):
                     return await self._drive(self.start())
             finally:
-                admission.give_back()
+                limiter.release_on_behalf_of(self)
         finally:
             self.release()
 

@@ -52,16 +52,17 @@ class Sweeper:
         self._kept_until = 0.0
         self._stayed_since: float | None = None
 
-    async def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> bool:
-        """Wait until ``ended()``, for about so many seconds; False when that was not long enough.
+    def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> bool | asyncio.Future[bool]:
+        """Look until ``ended()``, for about so many seconds; False when that was not long enough.
 
         Args:
-            ended: Answers at once; an exception it raises is raised here.
+            ended: Answers at once; an exception it raises is raised here, or by the future.
             lane: Name of the stream, hashable; None for work that announces its own end, which is looked at only
                 while nothing else is.
             spin_s: Seconds.
 
-        Cancellation leaves at once.
+        Returns:
+            The answer where it is known already, else a future of it for the caller to await.
         """
         if not self._sweeping and self._may_stay():
             for _ in range(_AT_ONCE):
@@ -80,7 +81,7 @@ class Sweeper:
         if not self._sweeping or now - self._swept_at > LOST_S:
             self._chain += 1  # an older one, should it come after all, ends
             self._go_on(loop, now)
-        return bool(await future)
+        return future
 
     def _may_stay(self) -> bool:
         """Whether a task may go on without leaving its turn: others get theirs at least once in `_STAY_S`."""
@@ -103,37 +104,32 @@ class Sweeper:
         now = perf_counter()
         try:
             for lane, looks in list(self._lanes.items()):
-                while looks and self._settled(looks[0], now):
+                while looks and self._settled(looks[0], now, now >= self._kept_until):
                     looks.popleft()
-                while len(looks) > 1 and self._has_ended(looks[-1], now):  # earlier work that is awaited later
-                    looks.pop()
                 if not looks:
                     del self._lanes[lane]
+                else:
+                    while len(looks) > 1 and self._settled(looks[-1], now, False):  # earlier work, awaited later
+                        looks.pop()
         finally:  # Ctrl-C may come in here
             if self._lanes:
                 self._go_on(loop, now)
             else:
                 self._sweeping = False
 
-    def _settled(self, look: _Look, now: float) -> bool:
-        """Whether a look has ended, is given up, or is nobody's any more."""
-        if self._has_ended(look, now):
-            return True
-        if now < look.until or now < self._kept_until:
-            return False
-        look.future.set_result(False)
-        return True
-
-    def _has_ended(self, look: _Look, now: float) -> bool:
+    def _settled(self, look: _Look, now: float, giving_up: bool) -> bool:
+        """Whether a look has ended, is nobody's any more, or has taken too long where looks are given up."""
         future = look.future
         if future.done():  # its task was cancelled
             return True
         try:
-            if not look.ended():
+            if look.ended():
+                self._kept_until = now + _KEPT_S
+                future.set_result(True)
+            elif giving_up and now >= look.until:
+                future.set_result(False)
+            else:
                 return False
         except Exception as error:
             future.set_exception(error)
-        else:
-            self._kept_until = now + _KEPT_S
-            future.set_result(True)
         return True

@@ -27,7 +27,7 @@ from eagle.aio.sweep import LOST_S, Sweeper
 from eagle.errors import LoopRunning, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     import anyio
 
@@ -168,8 +168,12 @@ class Mailbox(ABC):
         """Have the loop call `_drain`; the loop's own RuntimeError when it is closed."""
 
     @abstractmethod
-    def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> Coroutine[Any, Any, bool]:
-        """Wait in turns of the loop until ``ended()``; False after some ``spin_s`` seconds. See `Sweeper.look`."""
+    def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> bool | Awaitable[bool]:
+        """Look in turns of the loop until ``ended()``; False after some ``spin_s`` seconds.
+
+        Returns:
+            The answer where it is known at once, else what to await for it. See `Sweeper.look`.
+        """
 
     @abstractmethod
     def park(self) -> ParkedTask:
@@ -202,7 +206,7 @@ class _AsyncioMailbox(Mailbox):
         if loop is not None:  # else it was collected, and its tasks with it
             loop.call_soon_threadsafe(self._drain)
 
-    def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> Coroutine[Any, Any, bool]:
+    def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> bool | Awaitable[bool]:
         return self._sweeper.look(ended, lane, spin_s)
 
     def park(self) -> ParkedTask:
@@ -242,9 +246,10 @@ class _TrioMailbox(Mailbox):
         if token is not None:
             token.run_sync_soon(self._drain)
 
-    async def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> bool:
-        if self._looking >= _LOOKERS:
-            return False
+    def look(self, ended: Callable[[], bool], lane: object, spin_s: float) -> bool | Awaitable[bool]:
+        return self._looking < _LOOKERS and self._look(ended, spin_s)
+
+    async def _look(self, ended: Callable[[], bool], spin_s: float) -> bool:
         self._looking += 1
         try:
             until = perf_counter() + spin_s
@@ -311,13 +316,7 @@ def mailbox() -> Mailbox | None:
 
 def loop_runs_here() -> bool:
     """Whether an event loop runs in this thread, so that blocking here would stop it."""
-    if _trio_in_charge() is not None:
-        return True
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return asyncio._get_running_loop() is not None or _trio_in_charge() is not None
 
 
 def refuse_in_loop(what: str, instead: str) -> None:

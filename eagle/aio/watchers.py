@@ -34,7 +34,7 @@ class Watchers:
     @property
     def wanted(self) -> bool:
         """Whether anybody looks: the display, or an iterator."""
-        return self.display is not None or self._feed.watched
+        return self.display is not None or bool(self._feed.watches)
 
     def begin(self, value: Progress | None = None, look: Callable[[], Progress | None] | None = None) -> None:
         """A run begins; without a value when nobody looks yet. ``look`` as in `Feed.begin`."""
@@ -70,12 +70,8 @@ class Watchers:
                 self.short = False
             return self._feed.watch(interval)
 
-    def begin_short(self) -> None:
-        """A run begins that nobody looks at, and that is over soon."""
-        self.short = True
-
     def end_short(self) -> None:
-        """It is over."""
+        """A short run is over, which began when `short` was set."""
         with self._coming:
             if self.short:
                 self.short = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import anyio
 import anyio.from_thread
@@ -13,17 +12,13 @@ from anyio import NoEventLoopError
 from eagle.errors import StateError
 
 
-def token_of(limiter: anyio.CapacityLimiter | None) -> AbstractContextManager[None]:
-    """Hold one token of ``limiter`` in the block; nothing for None.
+@contextlib.contextmanager
+def token_of(limiter: anyio.CapacityLimiter) -> Iterator[None]:
+    """Hold one token of ``limiter`` in the block.
 
     Raises:
         StateError: This thread is no worker thread of the limiter's event loop, so nobody could share the limit.
     """
-    return contextlib.nullcontext() if limiter is None else _token(limiter)
-
-
-@contextlib.contextmanager
-def _token(limiter: anyio.CapacityLimiter) -> Iterator[None]:
     borrower = object()
     try:
         anyio.from_thread.run(limiter.acquire_on_behalf_of, borrower)

@@ -53,24 +53,29 @@ class Runner(AsyncRunner):
         """`run` for a caller that has refused a running loop already."""
         self.claim()
         try:
-            if check_progress(progress) or self.options.progress:
+            if (progress is not False and check_progress(progress)) or self.options.progress:
                 self.bound.watchers.display = Display(self.bound.name)
-            with token_of(self.options.limiter):
-                short = self.bound.short(max_steps=self._max_steps, priority=self.options.priority)
-                if short is not None:
-                    return short.run_blocking()
-                # On the host this thread works on the run itself; for a device it only waits.
-                with interrupt_deferred(self.stop) if self.target == "host" else _NOTHING as interrupted:
-                    run = self.start()
-                    try:
-                        while not interrupted() and (work := run.next(join=True)) is not None:
-                            wait_to_end(work)
-                    finally:
-                        run.close()
-                    report = self.told(run)
+            limiter = self.options.limiter
+            if limiter is None:
+                return self._run_claimed()
+            with token_of(limiter):
+                return self._run_claimed()
         finally:
             self.release()
-        return report
+
+    def _run_claimed(self) -> RunReport:
+        short = self.bound.short(self._max_steps, self.options.priority)
+        if short is not None:
+            return short.run_blocking()
+        # On the host this thread works on the run itself; for a device it only waits.
+        with interrupt_deferred(self.stop) if self.target == "host" else _NOTHING as interrupted:
+            run = self.start()
+            try:
+                while not interrupted() and (work := run.next(join=True)) is not None:
+                    wait_to_end(work)
+            finally:
+                run.close()
+            return self.told(run)
 
 
 class Simulation(AsyncSimulation):

@@ -18,16 +18,21 @@ import eagle
 import eagle.sync
 from eagle.aio import counters, device_loop, device_short
 from eagle.aio.device_cells import Counts
-from eagle.aio.device_short import ShortRun
+from eagle.aio.device_short import ShortRun, Steady
+from eagle.aio.events import StreamEnd
 from eagle.aio.shapes import Shape
+from eagle.aio.wake import mailbox
 from eagle.aio.watchers import Watchers
 from eagle.errors import DeviceFault
+from eagle.kernels.device import NOT_READY, SUCCESS
 from tests.helpers import models
 from tests.helpers.deadline import deadline
 from tests.helpers.event_doubles import FakeEvent
 from tests.helpers.sides import Side
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from eagle.aio.report import RunReport
 
 LIMIT_S = 20.0
@@ -35,22 +40,29 @@ CAP = 1000
 
 
 class Graph:
-    """A double of `CudaGraph` whose replay ends when its event says so."""
+    """A double of `CudaGraph` whose replay ends, and raises its word, when its event says so."""
 
     name, device, stream = "run of climb", 0, 1234
 
     def __init__(self, event: FakeEvent) -> None:
         self.event = event
-        event.expected = 1  # type: ignore[attr-defined]
 
-    def replay(self) -> FakeEvent:
-        return self.event
+    def replay(self) -> StreamEnd:
+        return StreamEnd(self, 1, self.stream, self)  # type: ignore[arg-type]
+
+    def __getitem__(self, _: int) -> int:
+        """The host word: a device that fails never raises it."""
+        return int(self.event._error is None and self.event.done)
+
+    def streamQuery(self, stream: int) -> int:
+        """The driver's word."""
+        return SUCCESS if self.event.done else NOT_READY
 
 
 class Loop:
     """A double of `DeviceLoop` with what a short run touches."""
 
-    n, last_finished, expected_s = 100, 0, 0.005
+    n, last_finished, expected_s, number = 100, 0, 0.005, 7
     last_policy: Any = None
     crowd = 2
 
@@ -76,8 +88,15 @@ class Loop:
 
 def started(event: FakeEvent, loop: Loop | None = None, shape: Shape | None = None) -> tuple[ShortRun, Loop]:
     graph, loop = Graph(event), loop or Loop()
-    run = ShortRun(loop, shape or Shape("range", 64), graph, CAP)  # type: ignore[arg-type]
-    return run, loop
+    steady = Steady(loop.n, shape or Shape("range", 64), None, None, graph)  # type: ignore[arg-type]
+    return ShortRun(loop, steady, CAP), loop  # type: ignore[arg-type]
+
+
+def awaited(run: ShortRun) -> Coroutine[Any, Any, RunReport]:
+    """The run, awaited from the loop that runs here."""
+    box = mailbox()
+    assert box is not None
+    return run.run(box)
 
 
 def at_rest(loop: Loop, before: int) -> bool:
@@ -95,7 +114,7 @@ async def test_it_is_awaited_however_long_it_takes(event: FakeEvent) -> None:
     run, loop = started(event)
     assert counters.in_flight() == before + 1
     with anyio.fail_after(LIMIT_S):
-        report = await run.run()
+        report = await awaited(run)
     check_report(report, loop)
     assert at_rest(loop, before)
 
@@ -145,7 +164,7 @@ async def test_a_cancellation_leaves_when_the_replay_has_ended(
     run, loop = started(event)
     with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as group:
-            group.start_soon(run.run)
+            group.start_soon(awaited, run)
             await anyio.sleep(0.01)
             group.cancel_scope.cancel()
             threading.Timer(0.05, event.finish).start()
@@ -162,7 +181,7 @@ async def test_a_fault_reaches_the_caller(expected_s: float, monkeypatch: pytest
     event.fail(OSError("the device is gone"))
     run, loop = started(event)
     with anyio.fail_after(LIMIT_S), pytest.raises(DeviceFault, match=r"run of climb.*the device is gone"):
-        await run.run()
+        await awaited(run)
     assert at_rest(loop, before)
     assert counters.statistics().failed == failed + 1
 
@@ -199,7 +218,7 @@ async def test_a_coroutine_that_is_thrown_away_waits_for_its_buffers() -> None:
     before = counters.in_flight()
     event = FakeEvent()
     run, loop = started(event)
-    coroutine = run.run()
+    coroutine = awaited(run)
     coroutine.send(None)
     threading.Timer(0.02, event.finish).start()
     coroutine.close()
@@ -213,7 +232,7 @@ async def test_leaving_while_it_drains_waits_for_its_buffers(how: str, anyio_bac
     before = counters.in_flight()
     event = FakeEvent()
     run, loop = started(event)
-    coroutine = run.run()
+    coroutine = awaited(run)
     coroutine.send(None)
     coroutine.throw(asyncio.CancelledError())  # it drains now
     threading.Timer(0.02, event.finish).start()
@@ -232,7 +251,7 @@ async def test_a_cancelled_one_is_counted_all_the_same(monkeypatch: pytest.Monke
     run, loop = started(event)
     with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as group:
-            group.start_soon(run.run)
+            group.start_soon(awaited, run)
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
     assert loop.last_finished == 100
@@ -257,7 +276,7 @@ async def test_whoever_comes_during_a_run_sees_its_end() -> None:
 
     with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as group:
-            group.start_soon(run.run)
+            group.start_soon(awaited, run)
             await anyio.lowlevel.checkpoint()
             group.start_soon(follow)
             await anyio.lowlevel.checkpoint()
