@@ -60,8 +60,8 @@ def default_limiter(target: Literal["host", "cuda"], box: Mailbox | None = None)
     return limiter
 
 
-# Tokens are taken on behalf of the object that runs, not of the task: that may hold one of the same limiter for something
-# else. Whoever took one gives it back with the limiter's own `release_on_behalf_of`.
+# Tokens are taken on behalf of the object that runs, not of the task, which may hold one of the same limiter for
+# something else. Whoever took one gives it back with the limiter's own `release_on_behalf_of`.
 
 
 def taken_at_once(limiter: anyio.CapacityLimiter, borrower: object) -> bool:
