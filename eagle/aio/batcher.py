@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from eagle.aio.batch_frame import Frames
 from eagle.aio.batch_lane import Lane
 from eagle.aio.batch_request import Intake, Request
 from eagle.aio.batch_result import BatchResult, Outputs
-from eagle.aio.offload import on_the_callers_stream
+from eagle.aio.offload import built_off_loop, on_the_callers_stream
 from eagle.aio.report import RunReport
 from eagle.aio.runner import check_max_steps, take_options
 from eagle.aio.simulation import model_step
@@ -138,7 +137,7 @@ class Batcher:
         self._state = "entered"
         try:
             build = on_the_callers_stream(self._build)
-            self._intake = await anyio.to_thread.run_sync(build, abandon_on_cancel=True)
+            self._intake = await built_off_loop(build)
         except BaseException:
             self._state = "closed"
             raise

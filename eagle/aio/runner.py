@@ -16,6 +16,7 @@ from eagle.aio.completion import leave_when_done
 from eagle.aio.display import Display
 from eagle.aio.host_loop import HostLoop
 from eagle.aio.limits import default_limiter, taken_at_once, wait_for_token
+from eagle.aio.offload import built_off_loop
 from eagle.aio.pipeline import GraphPipeline
 from eagle.aio.progress import Meter
 from eagle.aio.wake import mailbox
@@ -429,7 +430,7 @@ async def until_done(
     def build() -> Runner:
         return Runner(plan, max_steps=max_steps, every=every, reorder=reorder, layout=layout, **options, **planes)
 
-    return await anyio.to_thread.run_sync(build, abandon_on_cancel=True)
+    return await built_off_loop(build)
 
 
 async def run_until_done(

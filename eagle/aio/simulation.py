@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
-import anyio
-import anyio.to_thread
+import anyio  # noqa: TC002  (the hints of public functions resolve at run time)
 
+from eagle.aio.offload import built_off_loop
 from eagle.aio.report import RunReport, SimResult
 from eagle.aio.runner import OWN_OPTIONS, Runner, RunOptions, check_max_steps, take_options
 from eagle.kernels.build import is_hawk_kernel
@@ -325,7 +325,7 @@ async def simulation(
             progress=progress,
         )
 
-    return await anyio.to_thread.run_sync(build, abandon_on_cancel=True)
+    return await built_off_loop(build)
 
 
 async def simulate(

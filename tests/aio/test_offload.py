@@ -12,8 +12,9 @@ import pytest
 
 import eagle
 import eagle.aio
+from eagle.aio import workers
 from eagle.aio.completion import drive
-from eagle.aio.offload import off_loop, on_the_callers_stream
+from eagle.aio.offload import built_off_loop, off_loop, on_the_callers_stream
 from tests.helpers.steps import Steps, held, until
 
 steps = Steps("host")
@@ -112,3 +113,48 @@ def test_deploy_has_the_parameters_of_the_plain_one() -> None:
     ours, plain = (inspect.signature(fn).parameters for fn in (eagle.aio.deploy, eagle.deploy))
     assert [(p.name, p.kind, p.default) for p in ours.values()] == [(p.name, p.kind, p.default) for p in plain.values()]
     assert inspect.iscoroutinefunction(eagle.aio.deploy)
+
+
+# ---- builds ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_build_runs_elsewhere_in_the_callers_context() -> None:
+    variable.set("mine")
+    thread, seen = await built_off_loop(lambda: (threading.get_ident(), variable.get()))
+    assert thread != threading.get_ident()
+    assert seen == "mine"
+
+
+async def test_the_error_of_a_build_arrives() -> None:
+    def build() -> None:
+        raise KeyError("mine")
+
+    with anyio.fail_after(10), pytest.raises(KeyError, match="mine"):
+        await built_off_loop(build)
+
+
+async def test_a_cancel_leaves_a_build_at_once() -> None:
+    latch = steps.latch()
+    with anyio.fail_after(10), held(latch):
+        async with anyio.create_task_group() as group:
+            group.start_soon(built_off_loop, latch)
+            await until(lambda: latch.entered)
+            group.cancel_scope.cancel()
+        assert not latch.passed
+    await until(lambda: latch.passed)
+
+
+async def test_no_thread_is_lost_to_builds_that_were_left_before_they_began() -> None:
+    begun = []
+    with anyio.fail_after(30):
+        for i in range(300):
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(built_off_loop, lambda i=i: begun.append(i))
+                    scope.cancel()
+        for _ in range(300):  # the threads are still there for others
+            with anyio.move_on_after(1e-5):
+                await built_off_loop(lambda: begun.append(-1))
+        assert await built_off_loop(lambda: 7) == 7
+        await until(lambda: len(workers._pool.idle) == workers._pool.threads)
+    assert workers._pool.threads < 60
