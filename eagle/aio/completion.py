@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 import time
+import types
 from collections import deque
 from contextlib import nullcontext
 from numbers import Real
@@ -84,27 +85,20 @@ class Completion(Generic[T]):
         stop: Called by `stop` while the work is pending; may be called from any thread and more than once.
 
     Attributes:
+        settled: Whether the end is known already; unlike `done`, it never asks the source.
         spin_s: Seconds that a waiting task checks in turns of its loop before it parks; whoever knows how long the work
             takes may set it.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_callbacks",
-        "_calling",
-        "_ended_at",
-        "_epoch",
-        "_error",
-        "_name",
-        "_received",
-        "_result",
-        "_settled",
-        "_source",
-        "_stop",
-        "_traceback",
-        "_waiters",
-        "spin_s",
-    )
+    # What most completions never set stands here: making one is a part of what a replay costs.
+    spin_s = SPIN_S
+    _error: BaseException | None = None
+    _traceback: Any = None
+    _waiters: dict[Parked, None] | None = None
+    _callbacks: deque[Callable[[Completion[T]], object]] | None = None
+    _calling = False
+    _received = False
+    _ended_at = 0.0
 
     def __init__(
         self,
@@ -118,27 +112,19 @@ class Completion(Generic[T]):
         self._name = name
         self._source = source
         self._stop = stop
-        self.spin_s = SPIN_S
-        self._settled = False
-        self._error: BaseException | None = None
-        self._traceback: Any = None
-        self._waiters: dict[Parked, None] | None = None
-        self._callbacks: deque[Callable[[Completion[T]], object]] | None = None
-        self._calling = False
-        self._received = False
-        self._ended_at = 0.0
+        self.settled = False
         self._epoch = _epoch
 
     def __repr__(self) -> str:
         """Name and state, without asking the device."""
-        state = "pending" if not self._settled else "done" if self._error is None else f"failed: {self._error!r}"
+        state = "pending" if not self.settled else "done" if self._error is None else f"failed: {self._error!r}"
         return f"<Completion of {self._name or self._result!r}: {state}>"
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Whether the work has ended, well or not. Never waits."""
-        if self._settled:
+        if self.settled:
             return True
         if self._epoch != _epoch:
             self.settle(_lost_in_fork(self._name))
@@ -176,7 +162,7 @@ class Completion(Generic[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         """Wait in a task; no suspension when the work is done."""
         if not self.done():
-            yield from _until_done(self).__await__()
+            yield from _until_done(self)
         return self._outcome()
 
     def add_done_callback(self, fn: Callable[[Completion[T]], object]) -> None:
@@ -195,11 +181,11 @@ class Completion(Generic[T]):
             if self._callbacks is None:
                 self._callbacks = deque()
             self._callbacks.append(fn)
-            if self._settled and self._calling:
+            if self.settled and self._calling:
                 return  # the thread that calls them takes this one, too
-            self._calling = self._settled
+            self._calling = self.settled
         source = self._source
-        if not self._settled:
+        if not self.settled:
             if source is not None:
                 source.observe()
         elif loop_runs_here():
@@ -225,11 +211,6 @@ class Completion(Generic[T]):
         return getattr(self._source, "lane", None)
 
     @property
-    def settled(self) -> bool:
-        """Whether the end is known already; unlike `done`, never asks the source."""
-        return self._settled
-
-    @property
     def error(self) -> BaseException | None:
         """What the work raised; None while it is pending or when it ended well."""
         return self._error
@@ -246,7 +227,7 @@ class Completion(Generic[T]):
         end by themselves. The Completion settles when nothing of the work runs any more.
         """
         stop = self._stop
-        if stop is not None and not self._settled:
+        if stop is not None and not self.settled:
             stop()
 
     def settle(self, error: BaseException | None = None) -> None:
@@ -255,19 +236,25 @@ class Completion(Generic[T]):
         Args:
             error: What the work raised; the very object reaches every waiter.
         """
-        wake_all(self.conclude(error))
+        waiters = self.conclude(error)
+        if waiters:
+            wake_all(waiters)
 
-    def conclude(self, error: BaseException | None = None) -> tuple[Parked, ...]:
-        """Note the end as `settle` does, and leave it to the caller to wake the returned waiters (`wake_all`)."""
+    def conclude(self, error: BaseException | None = None) -> tuple[Parked, ...] | None:
+        """Note the end as `settle` does, and leave it to the caller to wake the waiters (`wake_all`).
+
+        Returns:
+            The waiters; None when the end was noted before.
+        """
         with _lock:
-            if self._settled:
-                return ()
+            if self.settled:
+                return None
             if error is not None:
                 self._error, self._traceback = error, error.__traceback__
             waiters, self._waiters = self._waiters, None
             self._calling = calling = bool(self._callbacks)
             self._ended_at = perf_counter()
-            self._settled = True
+            self.settled = True
             self._source = self._stop = None
         if calling:
             self._call_back_elsewhere()
@@ -293,7 +280,7 @@ class Completion(Generic[T]):
     def _park(self, parked: Parked) -> bool:
         """Add a waiter; False when settled, and nobody will wake it."""
         with _lock:
-            if self._settled:
+            if self.settled:
                 return False
             if self._waiters is None:
                 self._waiters = {}
@@ -318,7 +305,7 @@ class Completion(Generic[T]):
             return True
         with workers.blocking():
             try:
-                return parked.wait(timeout) or self._settled
+                return parked.wait(timeout) or self.settled
             finally:
                 self._unpark(parked)
 
@@ -399,19 +386,23 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     raise StateError(f"{coroutine} awaits something that needs an event loop; run it in one")
 
 
-async def _until_done(completion: Completion[Any]) -> None:
+@types.coroutine
+def _until_done(completion: Completion[Any]) -> Generator[Any, Any, None]:
+    """Wait for the end, well or not. A generator: `Completion.__await__` needs no coroutine around it."""
     box = mailbox()
     if box is None:
         completion._block(None)
         return
-    seen = box.look(completion.done, completion.lane, completion.spin_s)
-    if seen is True or (seen is not False and await seen):
+    source = completion.source
+    ended = completion.done if source is None else source.check
+    seen = box.look(ended, completion.lane, completion.spin_s)
+    if seen is True or (seen is not False and (yield from seen.__await__())):
         return
     parked = box.park()
     if not completion._park(parked):
         return
     try:
-        await parked.wait()
+        yield from parked.wait().__await__()
     except BaseException:
         completion._unpark(parked)
         raise

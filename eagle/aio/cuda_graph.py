@@ -59,7 +59,7 @@ class CudaGraph(AbstractGraph):
             self._stream = _new_stream(cupy, priority)
         self._raw_stream = int(self._stream.ptr)
         self._lock = threading.RLock()  # a pre_launch may enqueue something else of the same pipeline
-        self._pool = pool_of(self.device)
+        self.pool = pool_of(self.device)
         self._seeds: dict[int, PooledEvent] = {}  # by device
         self._members: list[Member] = []
         self._recording: Recording | None = None
@@ -138,7 +138,8 @@ class CudaGraph(AbstractGraph):
             try:
                 words: list[Any] | None = None
                 if seeds is None:
-                    self._wait_behind_caller(current, caller)
+                    if current != device or (caller and caller != stream) or not idle(runtime, 0):
+                        self._wait_behind_caller(current, caller)
                 elif seeds:
                     words = self._wait_for(seeds)
                 if pre_launch is not None:
@@ -148,10 +149,10 @@ class CudaGraph(AbstractGraph):
                 for _ in range(n):
                     launch(executable, stream)
                     self._replays += 1
-                event = self._pool.take()
+                event = self.pool.take()
                 event.record(stream)
                 if self._signal is not None and n:
-                    event.announced_by(self._signal.word, self._signal.expect(n))
+                    event.announced_by(self._signal.view, self._signal.expect(n))
             except Exception as error:
                 fault = fault_from(error, device, during=self.name)
                 if fault is None or fault is error:
@@ -160,10 +161,8 @@ class CudaGraph(AbstractGraph):
             finally:
                 if current != device:
                     runtime.setDevice(current)
-            work = _Issued(self, first, n, words)
-            completion = poller.track(
-                result, event, name=self.name, lane=stream, device=device, release=work.ended, stop=work.stop
-            )
+            work = _Issued(self, event, first, n, words)
+            completion = poller.follow(result, work, name=self.name, stop=work.stop)
             completion.spin_s = self._spin_s
             self.issued(completion)
         if n:
@@ -351,12 +350,13 @@ class CudaGraph(AbstractGraph):
         return dot_of(self.name, recording.definition, recording.order, names)
 
 
-class _Issued:
+class _Issued(poller.Watch):
     """One `issue` on its way: how it is stopped, and what its end is noted in."""
 
     __slots__ = ("_began_ns", "_first", "_graph", "_n", "_stopped", "_words")
 
-    def __init__(self, graph: CudaGraph, first: int, n: int, words: list[Any] | None) -> None:
+    def __init__(self, graph: CudaGraph, event: PooledEvent, first: int, n: int, words: list[Any] | None) -> None:
+        super().__init__(event, graph.device, graph.stream)
         self._graph, self._first, self._n = graph, first, n
         self._words = words  # pinned memory that the stream looks at until the work has begun
         self._stopped = False
@@ -370,10 +370,10 @@ class _Issued:
             with suppress(Exception):  # a device that fails meanwhile ends the work by itself
                 stops.stop(self._first, self._first + self._n)
 
-    def ended(self, event: PooledEvent) -> None:
+    def ended(self) -> None:
         """The work has ended, well or not; the event may serve another."""
         graph = self._graph
-        pool_of(graph.device).give(event)
+        graph.pool.give(self.event)
         if not self._n:
             return
         failed = has_failed(graph.device)

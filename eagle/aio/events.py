@@ -47,18 +47,18 @@ class PooledEvent:
         self.device = device
         self._query = runtime.eventQuery
         self._record = runtime.eventRecord
-        self._signal: Any = None
+        self._signal: memoryview | None = None
         self._expected = 0
         self._asked = 0
 
-    def announced_by(self, signal: Any, expected: int) -> None:
+    def announced_by(self, signal: memoryview, expected: int) -> None:
         """Look at a host word first: the work before the event sets it as its last deed.
 
         A word in pinned memory costs a tenth of asking the driver, and is there a microsecond earlier. The driver is
         still asked now and then, since a device that fails sets no word.
 
         Args:
-            signal: uint32 array of one word, or None for none.
+            signal: uint32 memory of one word.
             expected: What the work will set it to.
         """
         self._signal, self._expected, self._asked = signal, expected, 0
@@ -75,7 +75,7 @@ class PooledEvent:
             CUDARuntimeError: The device has failed; CuPy's error, with CUDA's number.
         """
         if self._signal is not None:
-            if (int(self._signal[0]) - self._expected) & 0xFFFFFFFF < 0x80000000:  # the word wraps like a uint32
+            if (self._signal[0] - self._expected) & 0xFFFFFFFF < 0x80000000:  # the word wraps like a uint32
                 return True
             self._asked += 1
             if self._asked % _ASK_DRIVER_EVERY:
@@ -140,11 +140,10 @@ class EndSignal:
         word: uint32 array of one word in pinned memory, 0 now.
     """
 
-    __slots__ = ("expected", "view", "word")
+    __slots__ = ("expected", "view")
 
     def __init__(self, word: Any) -> None:
-        self.word = word
-        self.view: memoryview = word.data  # read in half the time
+        self.view: memoryview = word.data  # read in half the time that the array takes
         self.expected = 0
 
     def expect(self, replays: int) -> int:
@@ -198,7 +197,7 @@ class EventPool:
 
     def give(self, event: PooledEvent) -> None:
         """Take an event back whose work has ended; never raises."""
-        event.announced_by(None, 0)
+        event._signal = None  # its memory is its owner's
         if len(self._rest) < _AT_REST:
             self._rest.append(event)
             return

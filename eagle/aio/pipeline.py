@@ -224,7 +224,8 @@ class GraphPipeline:
             ValueError: `n` is negative.
             DeviceFault: The device has failed before.
         """
-        n = check_replays(n)
+        if type(n) is not int or n < 0:
+            n = check_replays(n)
         if pre_launch is not None:
             check_hook(pre_launch)
         seeds = None if seed_events is None else self._checked_seeds(seed_events)

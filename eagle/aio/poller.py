@@ -35,7 +35,7 @@ from eagle.errors import DeviceFault, StateError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Event", "before_polling", "fault_of", "start", "track", "when_idle")
+__all__ = ("Event", "Watch", "before_polling", "fault_of", "follow", "start", "track", "when_idle")
 
 T = TypeVar("T")
 
@@ -79,7 +79,11 @@ def track(
     Raises:
         StateError: The interpreter is exiting.
     """
-    watch = _Watch(event, device, release, lane)
+    return follow(result, _Released(event, device, lane, release), name=name, stop=stop)
+
+
+def follow(result: T, watch: Watch, *, name: str, stop: Callable[[], None] | None = None) -> Completion[T]:
+    """`track` for a watch of the caller's own kind."""
     completion = watch.completion = Completion(result, name=name, source=watch, stop=stop)
     _poller.add(watch)
     return completion
@@ -118,58 +122,75 @@ def when_idle(job: Callable[[], object]) -> None:
     _poller.add_job(job)
 
 
-class _Watch:
-    """The source of one completion: its event, until that has ended."""
+class Watch:
+    """The source of one completion: its event, until that has ended. A subclass gives the event back in `ended`.
 
-    __slots__ = ("completion", "device", "event", "lane", "observed", "release")
+    Args:
+        event: Recorded behind the work.
+        device: The CUDA device, for the fault report.
+        lane: See `track`.
+    """
 
-    def __init__(self, event: Event, device: int, release: Callable[[Any], object] | None, lane: object) -> None:
+    __slots__ = ("completion", "device", "event", "lane", "observed")
+
+    polled = True  # a blocking thread asks the event itself: it notices the end sooner than it could be woken
+
+    def __init__(self, event: Any, device: int, lane: object) -> None:
         self.completion: Completion[Any]
-        self.event, self.device, self.release = event, device, release
+        self.event, self.device = event, device
         self.lane = self if lane is None else lane
         self.observed = False
 
-    @property
-    def polled(self) -> bool:
-        """A blocking thread asks the event itself: it notices the end sooner than it could be woken."""
-        return True
+    def ended(self) -> None:
+        """The event is needed no more: called once, by the thread that saw its end; quick, never raises."""
 
-    def check(self) -> bool:
-        """Ask the event from whatever thread; True when settled."""
-        woken = self.poll()
-        if woken is None:
-            return self.completion.settled
-        wake_all(woken)
+    def check(self, woken: list[Parked] | None = None) -> bool:
+        """Ask the event from whatever thread; True when settled.
+
+        Args:
+            woken: Takes whom to wake; None wakes them at once.
+        """
+        completion = self.completion
+        if completion.settled:
+            return True
+        try:
+            # The event may be another replay's by now when a second thread settled this one: then settling is a no-op.
+            if not self.event.done:
+                return False
+            error: BaseException | None = None
+        except Exception as caught:
+            error = fault_of(caught, self.device, completion.name)
+        waiters = completion.conclude(error)
+        if waiters is None:
+            return True
+        try:
+            self.ended()
+        except Exception:  # the waiters must be woken all the same
+            _log.exception("an event could not be given back to its pool")
+        if woken is not None:
+            woken += waiters
+        elif waiters:
+            wake_all(waiters)
         return True
 
     def observe(self) -> None:
         """Somebody waits."""
         _poller.observe(self)
 
-    def poll(self) -> tuple[Parked, ...] | None:
-        """Ask the event; None while pending, else whom to wake."""
-        if self.completion.settled:
-            return ()
-        try:
-            # The event may be another replay's by now when a second thread settled this one: then settling is a no-op.
-            if not self.event.done:
-                return None
-            error: BaseException | None = None
-        except Exception as caught:
-            error = fault_of(caught, self.device, self.completion.name)
-        woken = self.completion.conclude(error)
-        self._let_go()
-        return woken
 
-    def _let_go(self) -> None:
-        with _poller.lock:
-            release, self.release = self.release, None
-        if release is None:
-            return
-        try:
+class _Released(Watch):
+    """Calls a function with the event when it has ended."""
+
+    __slots__ = ("_release",)
+
+    def __init__(self, event: Event, device: int, lane: object, release: Callable[[Any], object] | None) -> None:
+        super().__init__(event, device, lane)
+        self._release = release
+
+    def ended(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
             release(self.event)
-        except Exception:  # the waiters must be woken all the same
-            _log.exception("an event could not be given back to its pool")
 
 
 def fault_of(caught: Exception, device: int, name: str | None) -> DeviceFault:
@@ -205,7 +226,7 @@ class _Poller:
         self.lock = threading.RLock()  # reentrant: a finaliser may come in between
         self.bell = threading.Lock()
         self.bell.acquire()
-        self.new: deque[_Watch] = deque()
+        self.new: deque[Watch] = deque()
         self.jobs: deque[Callable[[], object]] = deque()  # for a moment without pending work
         self.waited_for = 0  # observed watches that are pending
         self.newest = 0.0  # when the last of them was observed
@@ -216,7 +237,7 @@ class _Poller:
         self.mood = "idle"
         self.closing = False
         self.ready = 0  # setups that have run
-        self.lanes: dict[object, deque[_Watch]] = {}  # the thread's own
+        self.lanes: dict[object, deque[Watch]] = {}  # the thread's own
 
     # ---- from any thread -----------------------------------------------------------------------------------------
 
@@ -240,7 +261,7 @@ class _Poller:
                     ) from error
                 self.thread = thread
 
-    def add(self, watch: _Watch) -> None:
+    def add(self, watch: Watch) -> None:
         """Take a watch; rings only an idle thread."""
         self.started_at = perf_counter()
         if self.busy or self.thread is None:
@@ -257,7 +278,7 @@ class _Poller:
         elif self.mood == "idle":
             self.ring()
 
-    def observe(self, watch: _Watch) -> None:
+    def observe(self, watch: Watch) -> None:
         """Note that somebody waits for it, from now on."""
         with self.lock:
             self.newest = perf_counter()
@@ -347,11 +368,9 @@ class _Poller:
     def _ask(self, lane: object, woken: list[Parked]) -> None:
         watches = self.lanes[lane]
         while watches:
-            parked = watches[0].poll()
-            if parked is None:
+            if not watches[0].check(woken):
                 return
             watch = watches.popleft()
-            woken += parked
             with self.lock:
                 if watch.observed:
                     watch.observed = False
