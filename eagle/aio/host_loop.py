@@ -47,6 +47,7 @@ class HostLoop(BoundLoop):
     Attributes:
         compactions: Compactions of the current or last run.
         pieces: Ranges (base, count) to run instead of those that `cut` makes, or None.
+        together: Whether the samples of the last run ended together: no range of it was packed.
         busy_ns: What all threads together worked for in the last run of ranges, or None.
         settled: Where a run notes which samples nothing of it will touch any more, (n,) bool, or None. A sample is
             noted between two calls, when its state is in its place; any thread may read both then.
@@ -59,6 +60,7 @@ class HostLoop(BoundLoop):
         self.pieces: Sequence[tuple[int, int]] | None = None
         self.settled: np.ndarray[Any, Any] | None = None
         self.busy_ns: int | None = None
+        self.together = False
         self._reorders_before = 0
         self._compacted_at = 0
         self._policy = {"k": 1, "finished_at_launch": 0, "steps_done": 0, "max_steps": max_steps, "go": 0}

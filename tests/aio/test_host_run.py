@@ -31,9 +31,10 @@ from tests.helpers import models
     threads=st.integers(1, 300),
     width=st.integers(1, 100_000),
     ops=st.integers(1, 10_000_000),
+    together=st.booleans(),
 )
-def test_ranges_cover_the_batch_once_in_order(n: int, threads: int, width: int, ops: int) -> None:
-    ranges = list(cut(n, threads, width, ops))
+def test_ranges_cover_the_batch_once_in_order(n: int, threads: int, width: int, ops: int, together: bool) -> None:
+    ranges = list(cut(n, threads, width, ops, together))
     assert sum(count for _, count in ranges) == n
     assert all(0 < count <= 16_384 for _, count in ranges)
     at = 0
@@ -207,6 +208,25 @@ def test_ranges_are_packed_and_vectors_and_tables_go_with_them(packs: list[int])
     assert packs
     assert np.array_equal(t, end)
     assert np.array_equal(p, u * end)
+
+
+def test_samples_that_ended_together_are_cut_smaller_until_they_no_longer_do(packs: list[int]) -> None:
+    n = 9000
+    last = np.full(n, 3000.0)
+    planes = {"x": np.zeros(n), "goal": last, "c": np.zeros(n)}
+    sim = eagle.sync.simulation(models.climb, max_steps=4000, r=1.0, **planes)
+    loop: Any = sim.runner.bound
+    told = []
+    for spread in (False, False, True, True, False):
+        last[...] = np.random.default_rng(1).integers(1, 3000, n) if spread else 3000.0
+        planes["x"][...] = planes["c"][...] = 0.0
+        sim.reset()
+        assert sim.run().done
+        np.testing.assert_array_equal(planes["c"], last)
+        told.append(loop.together)
+    assert told == [True, True, False, False, True]
+    assert packs
+    assert len(list(cut(n, 1, 49, 44, True))) > len(list(cut(n, 1, 49, 44, False)))
 
 
 def test_kernels_that_read_their_place_are_not_packed(packs: list[int]) -> None:

@@ -118,6 +118,7 @@ class TestOnTheDevice:
         import cupy
 
         a, b = cupy.ones(10), cupy.zeros(10)
+        cupy.cuda.get_current_stream().synchronize()  # the other stream does not wait for this one
         call = PackedLaunch(scale, [*handles(a, b), 1.0, 10], 1, 32)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
