@@ -253,12 +253,12 @@ class BoundLoop:
         """Launches between two looks at the counters."""
         return self.every // self.steps_of_a_launch
 
-    @property
+    @cached_property
     def bytes_per_sample(self) -> int:
         """Bytes of all per-sample planes of one sample."""
         return 1 + sum(p.arg.width * p.arg.dtype.itemsize for p in self.planes.planes.values() if p.arg.per_sample)
 
-    @property
+    @cached_property
     def ops(self) -> int:
         """Operations of one step of one sample, as the sidecars count them."""
         counts = [plan.sidecar.meta.get("step_ops") for plan in self.step.plans]
