@@ -228,6 +228,8 @@ def test_an_alarm_that_raises_ends_the_run_with_its_error() -> None:
         def late(*_):
             raise Late
 
+        # The team's threads are there before: an exception in the middle of Thread.start() is Python's own trouble.
+        eagle.simulate(models.climb, **models.climb_planes(5000), max_steps=100)
         signal.signal(signal.SIGALRM, late)
         planes = models.endless_planes(5000)
         sim = eagle.simulation(models.climb, **planes, max_steps=10**9)
