@@ -353,12 +353,13 @@ class CudaGraph(AbstractGraph):
 class _Issued(poller.Watch):
     """One `issue` on its way: how it is stopped, and what its end is noted in."""
 
-    __slots__ = ("_began_ns", "_first", "_graph", "_n", "_stopped", "_words")
+    __slots__ = ("_began_ns", "_first", "_graph", "_n", "_stopped", "_words", "endless")
 
     def __init__(self, graph: CudaGraph, event: PooledEvent, first: int, n: int, words: list[Any] | None) -> None:
         super().__init__(event, graph.device, graph.stream)
         self._graph, self._first, self._n = graph, first, n
         self._words = words  # pinned memory that the stream looks at until the work has begun
+        self.endless = bool(words) or graph.stops is not None
         self._stopped = False
         self._began_ns = tracing.now_ns()
 

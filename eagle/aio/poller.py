@@ -112,9 +112,9 @@ def when_idle(job: Callable[[], object]) -> None:
     """Run `job` in the poller's thread at a moment when no tracked work is pending.
 
     For calls that wait for the device and hold the driver's lock meanwhile: beside a loop that waits to be stopped, or
-    a stream that waits for the host, they would never return, and nobody else could call the driver. So many jobs may
-    wait under a load that never pauses that they are run all the same (`_MOST_JOBS`). At interpreter exit they are
-    dropped.
+    a stream that waits for the host, they would never return, and nobody else could call the driver. Under a load that
+    never pauses so many jobs may wait (`_MOST_JOBS`); more are run all the same, unless work is pending that ends only
+    when it is told to (`Watch.endless`). At interpreter exit they are dropped.
 
     Args:
         job: Takes nothing; what it raises is logged.
@@ -133,6 +133,7 @@ class Watch:
 
     __slots__ = ("completion", "device", "event", "lane", "observed")
 
+    endless = False  # whether the work may wait for the host to end it: a loop, a stream that watches a word
     polled = True  # a blocking thread asks the event itself: it notices the end sooner than it could be woken
 
     def __init__(self, event: Any, device: int, lane: object) -> None:
@@ -338,7 +339,7 @@ class _Poller:
         with self.at_rest:
             self.busy = True
             try:
-                while self.jobs and (self._is_calm() or len(self.jobs) > _MOST_JOBS):
+                while self.jobs and (self._is_calm() or (len(self.jobs) > _MOST_JOBS and not self._is_endless())):
                     self.jobs.popleft()()
             except Exception:
                 _log.exception("a job for an idle moment raised; the poller goes on")
@@ -348,6 +349,11 @@ class _Poller:
     def _is_calm(self) -> bool:
         pending = bool(self.lanes or self.new) or perf_counter() - self.started_at <= _CALM_S
         return self.thread is None or not pending
+
+    def _is_endless(self) -> bool:
+        """Whether something pending may wait for the host, which could not reach it while a job holds the driver."""
+        pending = (tuple(watches) for watches in (self.new, *self.lanes.values()))
+        return any(watch.endless for watches in pending for watch in watches)
 
     def _missed(self) -> bool:
         """Whether something came before the mood could be seen."""

@@ -145,7 +145,7 @@ async def test_a_cancel_leaves_a_build_at_once() -> None:
 
 
 async def test_no_thread_is_lost_to_builds_that_were_left_before_they_began() -> None:
-    begun = []
+    begun, before = [], workers._pool.threads
     with anyio.fail_after(30):
         for i in range(300):
             with anyio.CancelScope() as scope:
@@ -157,4 +157,4 @@ async def test_no_thread_is_lost_to_builds_that_were_left_before_they_began() ->
                 await built_off_loop(lambda: begun.append(-1))
         assert await built_off_loop(lambda: 7) == 7
         await until(lambda: len(workers._pool.idle) == workers._pool.threads)
-    assert workers._pool.threads < 60
+    assert workers._pool.threads <= max(before, 45)  # anyio lets 40 be at once; some may be leaving a build still

@@ -222,6 +222,28 @@ class TestIdleMoments:
         event.finish()
         until_blocking(lambda: ran == [0, 1, 2, 3, 4])
 
+    def test_beside_work_that_waits_for_the_host_they_wait_however_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They would hold the driver until the work ends, which ends only when the driver is told to end it."""
+        monkeypatch.setattr(poller, "_MOST_JOBS", 3)
+
+        class Endless(poller.Watch):
+            __slots__ = ()
+            endless = True
+
+        loop, other, ran = FakeEvent(), FakeEvent(), []
+        completion = poller.follow("loop", Endless(loop, 0, "a"), name="p")
+        track(other)
+        for number in range(9):
+            poller.when_idle(lambda number=number: ran.append(number))
+        other_end = track(FakeEvent(after_s=0.1))  # the poller has gone round by then
+        other_end.wait(10)
+        assert ran == []
+        loop.finish()
+        completion.wait(10)
+        until_blocking(lambda: ran == [0, 1, 2, 3, 4, 5])
+        other.finish()
+        until_blocking(lambda: ran == list(range(9)))
+
 
 class TestTheThread:
     def test_there_is_one(self) -> None:
