@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import eagle
+from eagle.aio import poller
 from eagle.aio.completion import Completion
 from eagle.errors import (
     BackendUnavailable,
@@ -554,6 +555,26 @@ class TestLifetime:
                 await until(lambda: reference() is None)
         finally:
             gc.enable()
+
+    async def test_beside_a_loop_that_only_a_stop_ends_others_may_be_dropped(
+        self, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Destroying a graph waits for the device and holds the driver: nobody could stop the loop then."""
+        monkeypatch.setattr(poller, "_MOST_JOBS", 2)
+        on, count, others = steps.words(1), steps.words(0), steps.words(0)
+        loop = steps.pipeline(eagle.repeat_while(steps.tick(count), eagle.SkipGuard.nonzero(on), 2**32 - 1))
+        short = steps.pipeline(steps.tick(others))
+        with anyio.fail_after(LIMIT_S):
+            async with anyio.create_task_group() as group:
+                group.start_soon(loop.launch)
+                for _ in range(8):
+                    await steps.pipeline(steps.tick(others)).launch()
+                gc.collect()
+                for _ in range(50):
+                    await short.launch()
+                group.cancel_scope.cancel()
+        assert steps.read(others) == [58]
+        await short.launch()
 
 
 class TestBlockingCalls:
