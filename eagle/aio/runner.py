@@ -112,6 +112,7 @@ class Runner:
     Planes are held by reference and written in place; a new binding is a new runner. Each `run` gets a fresh budget of
     ``max_steps`` and continues from the current state. ``host_policy`` ("auto", "tiled", "measured" or "band") and
     ``host_threads`` (None or an int) may be set before a run; they pace host runs and change nothing in the answer.
+    ``target`` says where it runs, "host" or "cuda".
 
     Args:
         plan: A plan, or a list of plans that run in order as one step.
@@ -203,6 +204,7 @@ class Runner:
             step, planes, residency, max_steps=max_steps, every=every, reorder=reorder, order=options.order
         )
         self._loop.pipeline_class = self._pipeline_class
+        self.target: Literal["host", "cuda"] = "host" if residency.device is None else "cuda"
         self.options = options
         self._free = threading.Lock()  # whoever runs or resets the object holds it; two threads may try at once
         self.host_policy: str = "auto"
@@ -394,11 +396,6 @@ class Runner:
         )
         self._loop.running = run
         return run
-
-    @property
-    def target(self) -> Literal["host", "cuda"]:
-        """Where it runs."""
-        return "host" if self._loop.residency.device is None else "cuda"
 
     def _threads(self) -> int | None:
         threads: Any = self.host_threads  # a plain attribute, so anything may have been put there
