@@ -12,9 +12,10 @@ from eagle.aio.offload import built_off_loop
 from eagle.aio.report import RunReport, SimResult
 from eagle.aio.runner import OWN_OPTIONS, Runner, RunOptions, check_max_steps, take_options
 from eagle.kernels.build import is_hawk_kernel
-from eagle.kernels.deploy import deploy
+from eagle.kernels.deploy import deploy_for
 from eagle.kernels.layout import Layout, check_layout_word
 from eagle.kernels.plan import Plan
+from eagle.kernels.residency import side_of
 from eagle.kernels.roles import FUSED_STEPS
 from eagle.kernels.signature import bind_call
 from eagle.kernels.step import Step, check_names, step_of
@@ -28,13 +29,14 @@ PUBLISHED_OPTIONS = ("until", "every", "max_steps", "reorder", "scalar_type", "l
 _OPTIONS = frozenset((*PUBLISHED_OPTIONS, *OWN_OPTIONS))
 
 
-def model_step(model: Any, until: Any, scalar_type: str | None) -> Step:
+def model_step(model: Any, until: Any, scalar_type: str | None, side: str | None = None) -> Step:
     """The step of a model: its kernels deployed, its plans taken as they are, ``until`` placed last.
 
     Args:
         model: A hawk kernel, a plan, or a list or tuple of them.
         until: The kernel or plan that finishes the samples, or None.
         scalar_type: Precision the kernels are built in.
+        side: Where the data lies, "host" or "cuda", if that is known: what the kernels are built for.
 
     Raises:
         ValueError: The model holds something else, or its kernels form no step.
@@ -60,15 +62,15 @@ def model_step(model: Any, until: Any, scalar_type: str | None) -> Step:
             f"scalar_type={scalar_type!r}: {prebuilt[0].name!r} is a prebuilt plan, whose precision is set; "
             "give scalar_type to eagle.deploy instead"
         )
-    step = step_of(_deployed(members, scalar_type))
+    step = step_of(_deployed(members, scalar_type, side))
     _check_parameter_names(step)
     return step
 
 
-def _deployed(members: Sequence[Any], scalar_type: str | None) -> list[Plan]:
+def _deployed(members: Sequence[Any], scalar_type: str | None, side: str | None) -> list[Plan]:
     several = len(members) > 1
     kernels = [_one_step(member) if several else member for member in members if is_hawk_kernel(member)]
-    built = iter(deploy(kernels, scalar_type=scalar_type)) if kernels else iter(())
+    built = iter(deploy_for(side, kernels, scalar_type) if kernels else ())
     return [next(built) if is_hawk_kernel(member) else member.by_name() for member in members]
 
 
@@ -138,7 +140,7 @@ class Simulation:
     ) -> None:
         check_max_steps(max_steps)
         check_layout_word(layout)
-        step = model_step(model, until, scalar_type)
+        step = model_step(model, until, scalar_type, side_of((*args, *kwargs.values())))
         given = bind_call([plan.signature for plan in step.plans], args, kwargs)
         options = take_options(
             step, given, {"limiter": limiter, "priority": priority, "order": order, "progress": progress}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections import deque
@@ -17,6 +18,8 @@ from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.plan import Plan
 from eagle.kernels.plugin import Bundle, Plugin, plugins_of
 from eagle.kernels.unit import read_unit
+
+log = logging.getLogger("eagle")
 
 _TARGETS = ("host", "cuda")
 _SCALAR_TYPES = ("float64", "float32")
@@ -51,7 +54,7 @@ def deploy(
         plugin: A hawk kernel, a list of kernels (one bundle), a unit that `hawk.build` returned, or the ``plugin`` of
             an earlier plan. Loading an artifact runs its code.
         targets: Sides to build, of "host" and "cuda". None: the host, and the device too when a GPU is usable; each
-            is then built when first needed, the current side before this returns.
+            is then built when first needed, the current side before this returns (the host where the device's fails).
         cache_dir: Folder that holds the built units; None is hawk's default. A repeat call compiles nothing.
         scalar_type: Precision to build in: "float64" (None) or "float32"; planes must match it.
         **plan_kw: None is taken; each is refused by name.
@@ -91,6 +94,22 @@ def deploy(
     return plans[0] if len(plans) == 1 else plans
 
 
+def deploy_for(side: str | None, kernels: Sequence[Any], scalar_type: str | None) -> tuple[Plan, ...]:
+    """`deploy` of a list of kernels whose data is known to lie on that side: the other one is built only when needed.
+
+    Args:
+        side: "host" or "cuda"; None when nobody knows.
+        kernels: hawk kernels; one bundle.
+        scalar_type: As in `deploy`.
+    """
+    from eagle.kernels.device import unusable_reason
+
+    if side == "cuda" and unusable_reason() is not None:
+        side = None  # binding says which planes lie where nothing can run
+    built = _built(kernels, targets=None, cache_dir=None, scalar_type=scalar_type, side=side)
+    return tuple(Plan(plugin) for plugin in built)
+
+
 def _refuse_build_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value is not None:
@@ -118,6 +137,7 @@ def _built(
     targets: Iterable[str] | None,
     cache_dir: str | os.PathLike[str] | None,
     scalar_type: Any,
+    side: str | None = None,
 ) -> tuple[Plugin, ...]:
     names = _checked_targets(targets)
     lowered = {id(kernel): lowered_dispatch(kernel) for kernel in kernels}
@@ -132,7 +152,10 @@ def _built(
             bundle = Bundle(_distinct(kernels), precision, cache_dir, names)
             shared = _bundles[key] = _Shared(bundle, plugins_of(bundle, kernels))
             _recent.append(shared)
-    _build_now(shared.plugins, names, explicit=targets is not None)
+    if targets is not None or side is not None:
+        _build_now(shared.plugins, names if side is None else (side,))
+    else:
+        _build_likely(shared.plugins)
     return shared.plugins
 
 
@@ -141,16 +164,31 @@ def _distinct(kernels: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(by_identity.values())
 
 
-def _build_now(plugins: Sequence[Plugin], targets: Sequence[str], *, explicit: bool) -> None:
-    """Build what the caller asked for; with targets=None the side that is likely to be used first."""
-    from eagle.kernels.device import require_cupy, unusable_reason
+def _build_now(plugins: Sequence[Plugin], targets: Sequence[str]) -> None:
+    """Build and load the kernels for these targets."""
+    from eagle.kernels.device import require_cupy
 
-    wanted = [target for target in targets if explicit or (target == "cuda") == (unusable_reason() is None)]
     for plugin in plugins:
-        if "host" in wanted:
+        if "host" in targets:
             plugin.host()
-        if "cuda" in wanted:
+        if "cuda" in targets:
             plugin.device(int(require_cupy().cuda.runtime.getDevice()))
+
+
+def _build_likely(plugins: Sequence[Plugin]) -> None:
+    """Build the side that is likely to be used first: the device where there is one.
+
+    A kernel that cannot be built for the device may still run on the host; the device's error comes when it is used.
+    """
+    from eagle.kernels.device import unusable_reason
+
+    if unusable_reason() is None:
+        try:
+            _build_now(plugins, ["cuda"])
+            return
+        except Exception as error:
+            log.info("%s runs on the host only: %s", ", ".join(plugin.name for plugin in plugins), error)
+    _build_now(plugins, ["host"])
 
 
 def _from_unit(unit: Any) -> tuple[Plugin, ...]:

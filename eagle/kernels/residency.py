@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -50,6 +50,16 @@ def host_view(value: Any) -> np.ndarray[Any, Any] | None:
     if adapter is None or adapter.is_device(value):
         return None
     return adapter.to_numpy(value)
+
+
+def side_of(values: Iterable[Any]) -> Literal["host", "cuda"] | None:
+    """The side that the first array among ``values`` lies on; None without arrays. `residency_of` checks them all."""
+    for marked in values:
+        value = unmarked(marked)[0]
+        adapter = None if isinstance(value, np.generic) else detect(value)
+        if adapter is not None:
+            return "cuda" if adapter.is_device(value) else "host"
+    return None
 
 
 def residency_of(values: Iterable[tuple[str, Any]]) -> Residency:

@@ -324,7 +324,7 @@ def test_other_threads_may_use_the_device_while_one_captures(kit: Kit) -> None:
 
 @pytest.mark.parametrize("siblings", [1, 2])
 def test_a_capture_that_another_thread_breaks_is_repeated(kit: Kit, siblings: int) -> None:
-    calls, count = [], kit.words(0)
+    calls, count, others = [], kit.words(0), [kit.words(0) for _ in range(siblings)]
 
     def meddle() -> None:
         with pytest.raises(kit.cp.cuda.runtime.CUDARuntimeError):
@@ -338,10 +338,11 @@ def test_a_capture_that_another_thread_breaks_is_repeated(kit: Kit, siblings: in
             thread.start()
             thread.join()
 
-    graph = kit.graph(step, [kit.tick(count)] * siblings if siblings > 1 else kit.tick(count))
+    ticks = [kit.tick(other) for other in others]  # a word each: siblings may run at the same time
+    graph = kit.graph(step, ticks if siblings > 1 else ticks[0])
     assert len(calls) == 2
     replay(graph).wait(10)
-    assert int(count[0]) == 1 + siblings
+    assert [int(word[0]) for word in (count, *others)] == [1] * (1 + siblings)
 
 
 # ---- members ---------------------------------------------------------------------------------------------------------

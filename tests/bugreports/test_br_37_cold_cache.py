@@ -29,7 +29,7 @@ SCRIPT = textwrap.dedent("""
     while not (gate / "go").exists():
         time.sleep(0.0005)
     planes = climb_planes(300)
-    runner = eagle.until_done(eagle.deploy(climb, cache_dir=cache), max_steps=1000, **planes)
+    runner = eagle.until_done(eagle.deploy(climb, targets=["host"], cache_dir=cache), max_steps=1000, **planes)
     assert runner.run().done and np.array_equal(planes["c"], planes["goal"])
 """)
 
@@ -39,7 +39,8 @@ def one_round(folder: pathlib.Path, cache: pathlib.Path, processes: int) -> None
     gate.mkdir()
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    env = {**os.environ, "PYTHONPATH": str(PROJECT), "TMPDIR": str(folder)}
+    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)}
     command = [sys.executable, str(script), str(cache), str(gate)]
     children = [
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

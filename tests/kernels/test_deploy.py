@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,11 @@ import pytest
 from hawk.diff import vjp
 
 import eagle
-from eagle.kernels import build
+from eagle.kernels import build, device
 from eagle.kernels.build import cache_root, require_compiler, unit_key
+from eagle.kernels.deploy import deploy_for
 from eagle.kernels.fork_lock import ForkLock
+from eagle.kernels.plugin import Plugin
 from tests.helpers import models
 from tests.helpers.child import run_script
 from tests.helpers.units import copy_of, edit, restamp
@@ -33,7 +36,8 @@ def snapshot(folder: Path) -> dict[str, int]:
 
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that hawk was asked to build."""
+    """The names of the kernels that hawk was asked to build for the host; a GPU of this machine is not used."""
+    monkeypatch.setattr(device, "unusable_reason", lambda: "hidden by a test")
     names: list[str] = []
     real = hawk.build
 
@@ -180,8 +184,35 @@ def test_a_repeat_call_compiles_nothing_and_touches_no_file(tmp_path: Path, buil
     assert builds == ["affine"]
 
 
+def test_a_kernel_that_cannot_be_built_for_the_device_runs_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Plugin, device: int) -> Any:
+        raise hawk.ir.HawkError("no such luck")
+
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)))
+    monkeypatch.setattr(device, "unusable_reason", lambda: None)
+    monkeypatch.setattr(device, "require_cupy", lambda: cupy)
+    monkeypatch.setattr(Plugin, "device", refuse)
+    assert np.array_equal(eagle.deploy(models.affine, cache_dir=tmp_path)(X, 2.0, 1.0), 2.0 * X + 1.0)
+    with pytest.raises(hawk.ir.HawkError, match="no such luck"):  # asked for by name, it is an error at once
+        eagle.deploy(models.affine, cache_dir=tmp_path / "named", targets=["host", "cuda"])
+
+
+@pytest.mark.parametrize("side", ["host", "cuda"])
+def test_data_of_one_side_needs_no_build_for_the_other(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(device, "unusable_reason", lambda: None)
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)))
+    monkeypatch.setattr(device, "require_cupy", lambda: cupy)
+    monkeypatch.setattr(Plugin, "device", lambda self, number: asked.append("cuda"))
+    monkeypatch.setattr(Plugin, "host", lambda self: asked.append("host"))
+    deploy_for(side, [models.affine], None)
+    assert asked == [side]
+
+
 def test_another_process_compiles_nothing_either(tmp_path: Path) -> None:
-    eagle.deploy(models.affine, cache_dir=tmp_path)
+    assert eagle.deploy(models.affine, cache_dir=tmp_path)(2.0, 3.0, 4.0) == 10.0
     before = snapshot(tmp_path)
     run_script(
         """
