@@ -81,13 +81,13 @@ class ShortRun:
     def __init__(self, loop: DeviceLoop, steady: Steady, max_steps: int) -> None:
         self._end = steady.graph.replay()
         self._issued_ns = perf_counter_ns()
-        self._alone = counters.issued() == 1
         beside = loop.beside
         beside.add(loop.number)
         self._load = len(beside)
         loop.watchers.short = True
         self._loop, self._steady, self._max_steps = loop, steady, max_steps
         self._report = RunReport.of(steady.fields)
+        self._alone = counters.issued() == 1  # the last deed: Ctrl-C before it leaves the count as it was
 
     async def run(self, box: Mailbox) -> RunReport:
         """Wait for the end in turns of the event loop; longer than expected, parked.
@@ -156,12 +156,13 @@ class ShortRun:
             DeviceFault: The device has failed; only where nothing else is on its way to the caller.
         """
         error, loop = self._end.error, self._loop
-        if error is None:
-            self._count(perf_counter_ns() - self._issued_ns, alone=counters.finished(outcome) == 0)
-        else:
-            counters.finished("failed")
-        loop.beside.discard(loop.number)
-        loop.watchers.end_short()
+        took_ns, left = perf_counter_ns() - self._issued_ns, counters.finished(outcome if error is None else "failed")
+        try:
+            if error is None:
+                self._count(took_ns, alone=left == 0)
+        finally:
+            loop.beside.discard(loop.number)
+            loop.watchers.end_short()
         if error is not None and outcome == "done":
             fault = poller.fault_of(error, self._steady.graph.device, self._steady.graph.name)
             raise fault from fault.__cause__

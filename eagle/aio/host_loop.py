@@ -47,7 +47,7 @@ class HostLoop(BoundLoop):
     Attributes:
         compactions: Compactions of the current or last run.
         pieces: Ranges (base, count) to run instead of those that `cut` makes, or None.
-        together: Whether the samples of the last run ended together: no range of it was packed.
+        together: Whether the samples of the last run that finished them all ended together: no range was packed.
         busy_ns: What all threads together worked for in the last run of ranges, or None.
         settled: Where a run notes which samples nothing of it will touch any more, (n,) bool, or None. A sample is
             noted between two calls, when its state is in its place; any thread may read both then.

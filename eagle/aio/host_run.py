@@ -326,8 +326,13 @@ class RangesRun(HostRun):
             self._unpack(piece)
         if self._ranges:
             self.loop.busy_ns = sum(piece.busy_ns for piece in self._ranges)
-            if self._packs:
-                self.loop.together = not self._thinned
+
+    def result(self) -> RunReport:
+        """The report; the next run is cut by how this one's samples ended."""
+        report = super().result()
+        if self._packs and self._ranges and report.done:
+            self.loop.together = not self._thinned
+        return report
 
     @staticmethod
     def _unpack(piece: Range) -> None:

@@ -65,8 +65,9 @@ async def off_loop(fn: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> 
 async def built_off_loop(build: Callable[[], T]) -> T:
     """Call a function that builds something for nobody but the caller on a worker thread, in the caller's context.
 
-    As many at once as anyio lets threads of one event loop be. Not by anyio's own ``abandon_on_cancel``: its threads
-    were lost (up to anyio 4.15) when the cancellation came before the thread took its call.
+    As many tasks of one event loop build at once as anyio lets threads be (40); builds that were cancelled go on beside
+    them. Not by anyio's own ``abandon_on_cancel``: its threads were lost (up to anyio 4.15) when the cancellation came
+    before the thread took its call.
 
     Args:
         build: The function.
@@ -91,19 +92,23 @@ async def built_off_loop(build: Callable[[], T]) -> T:
         error: BaseException | None = None
         try:
             if not left:
-                built.append(context.run(build))
+                with workers.building():
+                    built.append(context.run(build))
         except BaseException as caught:
             error = caught
         completion.settle(error)
 
-    async with anyio.to_thread.current_default_thread_limiter():
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    await limiter.acquire_on_behalf_of(completion)  # the task may hold a token of its own
+    try:
         workers.start(call)
-        try:
-            await completion
-        except BaseException:
-            left = True
-            raise
-        return built.pop()
+        await completion
+    except BaseException:
+        left = True
+        raise
+    finally:
+        limiter.release_on_behalf_of(completion)
+    return built.pop()
 
 
 def on_the_callers_stream(fn: Callable[[], T]) -> Callable[[], T]:

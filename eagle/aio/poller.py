@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -33,9 +34,9 @@ from eagle.aio.wake import Parked, nap_after, wake_all
 from eagle.errors import DeviceFault, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ("Event", "Watch", "before_polling", "fault_of", "follow", "start", "track", "when_idle")
+__all__ = ("Event", "Watch", "before_polling", "endless_coming", "fault_of", "follow", "start", "track", "when_idle")
 
 T = TypeVar("T")
 
@@ -122,6 +123,22 @@ def when_idle(job: Callable[[], object]) -> None:
     _poller.add_job(job)
 
 
+@contextmanager
+def endless_coming() -> Iterator[None]:
+    """In this block work is issued and tracked that may wait for the host: no job is forced on it meanwhile.
+
+    Enter it before `start`: so either the poller sees that it comes, or `start` waits for the poller's job.
+    """
+    poller = _poller
+    with poller.lock:
+        poller.coming += 1
+    try:
+        yield
+    finally:
+        with poller.lock:
+            poller.coming -= 1
+
+
 class Watch:
     """The source of one completion: its event, until that has ended. A subclass gives the event back in `ended`.
 
@@ -133,7 +150,7 @@ class Watch:
 
     __slots__ = ("completion", "device", "event", "lane", "observed")
 
-    endless = False  # whether the work may wait for the host to end it: a loop, a stream that watches a word
+    endless = False  # whether the work may wait for the host to end it: a long loop, a stream that watches a word
     polled = True  # a blocking thread asks the event itself: it notices the end sooner than it could be woken
 
     def __init__(self, event: Any, device: int, lane: object) -> None:
@@ -235,6 +252,7 @@ class _Poller:
         self.started_at = 0.0
         self.at_rest = threading.RLock()  # held while jobs run, which may drop what adds another
         self.busy = False
+        self.coming = 0  # issues on their way of work that may wait for the host
         self.mood = "idle"
         self.closing = False
         self.ready = 0  # setups that have run
@@ -352,6 +370,8 @@ class _Poller:
 
     def _is_endless(self) -> bool:
         """Whether something pending may wait for the host, which could not reach it while a job holds the driver."""
+        if self.coming:
+            return True
         pending = (tuple(watches) for watches in (self.new, *self.lanes.values()))
         return any(watch.endless for watches in pending for watch in watches)
 

@@ -93,7 +93,7 @@ class RunReport:
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> RunReport:
-        """A report of a copy of all the fields, for whoever completes it before anybody else sees it."""
+        """A report of a shallow copy of all the fields; whoever completes it replaces the mutable ones, too."""
         report = cls.__new__(cls)
         report.__dict__.update(fields)
         return report

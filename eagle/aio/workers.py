@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-__all__ = ("IDLE_S", "LIMIT", "WorkQueue", "blocking", "is_closing", "start")
+__all__ = ("IDLE_S", "LIMIT", "WorkQueue", "blocking", "building", "is_closing", "start")
 
 LIMIT = 256
 IDLE_S = 5.0
@@ -194,6 +194,7 @@ class _Pool:
         self.running: set[WorkQueue] = set()
         self.threads = 0
         self.lent = 0  # threads that block for other host work: each may be stood in for
+        self.building = 0  # threads that build something: they do not count towards the limit
         self.started = 0
         self.closing = False
 
@@ -208,10 +209,13 @@ class _Pool:
             worker = self.idle.pop()  # the one that rested least: the others may leave
             worker.queue = queue
             worker.gate.release()
-        elif self.threads - self.lent < LIMIT:
+        elif self._may_grow():
             self._grow(queue)
         else:
             self.waiting.append(queue)
+
+    def _may_grow(self) -> bool:
+        return self.threads - self.lent - self.building < LIMIT
 
     def _grow(self, queue: WorkQueue) -> None:
         self.started += 1
@@ -251,12 +255,24 @@ class _Pool:
             self.lent += change
             if self.closing:
                 self.ended.notify_all()
-            elif change > 0 and self.waiting and self.threads - self.lent < LIMIT:
-                queue = self.waiting.popleft()
-                try:
-                    self._grow(queue)
-                except StateError:  # no thread can be had: the next one that is free takes it
-                    self.waiting.appendleft(queue)
+            else:
+                self._stand_in()
+
+    def build(self, change: int) -> None:
+        """Note a thread that begins to build something (+1) or has built it (-1)."""
+        with self.lock:
+            self.building += change
+            self._stand_in()
+
+    def _stand_in(self) -> None:
+        """A thread more for a queue that waits, where there may be one. The caller holds the lock."""
+        if self.closing or not self.waiting or not self._may_grow():
+            return
+        queue = self.waiting.popleft()
+        try:
+            self._grow(queue)
+        except StateError:  # no thread can be had: the next one that is free takes it
+            self.waiting.appendleft(queue)
 
     def close(self) -> None:
         """Drop what has not begun and wait for what runs; threads that wait for dropped work are not waited for."""
@@ -269,17 +285,17 @@ class _Pool:
                 self.ended.wait()
 
 
-class _Lent:
-    def __init__(self, pool: _Pool) -> None:
-        self._pool = pool
+class _Noted:
+    def __init__(self, note: Callable[[int], None]) -> None:
+        self._note = note
 
     def __enter__(self) -> None:
-        self._pool.lend(+1)
+        self._note(+1)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.lend(-1)
+        self._note(-1)
 
 
 _pool = _Pool()
@@ -306,7 +322,16 @@ def blocking() -> AbstractContextManager[None]:
     In a thread of the pool another may stand in for it, so that jobs that wait for jobs never use up the pool.
     """
     worker = threading.current_thread()
-    return _Lent(worker.pool) if isinstance(worker, _Worker) else _NOTHING
+    return _Noted(worker.pool.lend) if isinstance(worker, _Worker) else _NOTHING
+
+
+def building() -> AbstractContextManager[None]:
+    """Mark a block in which a thread of the pool builds something, mostly waiting for a compiler.
+
+    However many builds hang, host work finds its threads; at interpreter exit they are waited for like other jobs.
+    """
+    worker = threading.current_thread()
+    return _Noted(worker.pool.build) if isinstance(worker, _Worker) else _NOTHING
 
 
 def _after_fork() -> None:

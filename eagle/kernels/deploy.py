@@ -12,7 +12,7 @@ from typing import Any
 
 from raptor.schema.blocks import NEURAL_BLOCK_PATTERN
 
-from eagle.errors import ArtifactError
+from eagle.errors import ArtifactError, DeviceFault
 from eagle.kernels.build import cache_root, is_hawk_kernel, lowered_dispatch, unit_key
 from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.plan import Plan
@@ -36,6 +36,7 @@ class _Shared:
     def __init__(self, bundle: Bundle, plugins: tuple[Plugin, ...]) -> None:
         self.bundle = bundle
         self.plugins = plugins
+        self.host_only = False  # building for the device has failed
         for plugin in plugins:
             plugin.shared = self  # the plugins keep the entry alive
 
@@ -155,7 +156,7 @@ def _built(
     if targets is not None or side is not None:
         _build_now(shared.plugins, names if side is None else (side,))
     else:
-        _build_likely(shared.plugins)
+        _build_likely(shared)
     return shared.plugins
 
 
@@ -175,20 +176,23 @@ def _build_now(plugins: Sequence[Plugin], targets: Sequence[str]) -> None:
             plugin.device(int(require_cupy().cuda.runtime.getDevice()))
 
 
-def _build_likely(plugins: Sequence[Plugin]) -> None:
+def _build_likely(shared: _Shared) -> None:
     """Build the side that is likely to be used first: the device where there is one.
 
     A kernel that cannot be built for the device may still run on the host; the device's error comes when it is used.
     """
     from eagle.kernels.device import unusable_reason
 
-    if unusable_reason() is None:
+    if unusable_reason() is None and not shared.host_only:
         try:
-            _build_now(plugins, ["cuda"])
+            _build_now(shared.plugins, ["cuda"])
             return
+        except DeviceFault:
+            raise
         except Exception as error:
-            log.info("%s runs on the host only: %s", ", ".join(plugin.name for plugin in plugins), error)
-    _build_now(plugins, ["host"])
+            shared.host_only = True
+            log.info("%s runs on the host only: %s", ", ".join(plugin.name for plugin in shared.plugins), error)
+    _build_now(shared.plugins, ["host"])
 
 
 def _from_unit(unit: Any) -> tuple[Plugin, ...]:

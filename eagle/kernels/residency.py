@@ -52,12 +52,17 @@ def host_view(value: Any) -> np.ndarray[Any, Any] | None:
     return adapter.to_numpy(value)
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is one of NumPy's numbers, also in the form of an array."""
+    return isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
+
+
 def side_of(values: Iterable[Any]) -> Literal["host", "cuda"] | None:
     """The side that the first array among ``values`` lies on; None without arrays. `residency_of` checks them all."""
     for marked in values:
         value = unmarked(marked)[0]
-        adapter = None if isinstance(value, np.generic) else detect(value)
-        if adapter is not None:
+        adapter = detect(value)
+        if adapter is not None and not _is_number(value):
             return "cuda" if adapter.is_device(value) else "host"
     return None
 
@@ -76,10 +81,8 @@ def residency_of(values: Iterable[tuple[str, Any]]) -> Residency:
     for name, marked in values:
         value = unmarked(marked)[0]
         adapter = detect(value)
-        if adapter is None or isinstance(value, np.generic):
+        if adapter is None or _is_number(value):
             continue
-        if isinstance(value, np.ndarray) and value.ndim == 0:
-            continue  # a number in array form
         arrays.append(value)
         if not adapter.is_device(value):
             host.append(name)

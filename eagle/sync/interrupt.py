@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
 import signal
@@ -9,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# CPython's own functions beneath those of `signal`, which look for an enum member in every handler: 10 µs a run.
-_set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
-_handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+# The functions beneath those of `signal`, which look for an enum member in every handler: 10 µs a run.
+_set_handler: Callable[[int, Any], Any] = _signal.signal
+_handler_of: Callable[[int], Any] = _signal.getsignal
 _SIGINT = int(signal.SIGINT)
 
 

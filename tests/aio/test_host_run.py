@@ -225,6 +225,12 @@ def test_samples_that_ended_together_are_cut_smaller_until_they_no_longer_do(pac
         np.testing.assert_array_equal(planes["c"], last)
         told.append(loop.together)
     assert told == [True, True, False, False, True]
+    loop.together = False
+    sim.reset()
+    planes["x"][...] = planes["c"][...] = 0.0
+    sim.runner._max_steps = 5
+    assert not sim.run().done
+    assert not loop.together  # nobody has ended, which says nothing
     assert packs
     assert len(list(cut(n, 1, 49, 44, True))) > len(list(cut(n, 1, 49, 44, False)))
 

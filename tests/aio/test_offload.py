@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -158,3 +159,31 @@ async def test_no_thread_is_lost_to_builds_that_were_left_before_they_began() ->
         assert await built_off_loop(lambda: 7) == 7
         await until(lambda: len(workers._pool.idle) == workers._pool.threads)
     assert workers._pool.threads <= max(before, 45)  # anyio lets 40 be at once; some may be leaving a build still
+
+
+async def test_builds_that_hang_keep_no_thread_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    begun: list[int] = []
+
+    def hang() -> None:
+        begun.append(1)
+        gate.wait(30)
+
+    monkeypatch.setattr(workers, "LIMIT", workers._pool.threads + 4)
+    try:
+        with anyio.fail_after(30):
+            for count in range(1, 9):
+                with anyio.CancelScope() as scope:
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(built_off_loop, hang)
+                        await until(lambda count=count: len(begun) == count)
+                        scope.cancel()
+            assert await off_loop(lambda: 7) == 7
+    finally:
+        gate.set()
+    await until(lambda: workers._pool.building == 0)
+
+
+async def test_a_task_that_holds_a_token_of_its_own_may_build() -> None:
+    async with anyio.to_thread.current_default_thread_limiter():
+        assert await built_off_loop(lambda: 7) == 7

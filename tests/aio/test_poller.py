@@ -244,6 +244,19 @@ class TestIdleMoments:
         other.finish()
         until_blocking(lambda: ran == list(range(9)))
 
+    def test_beside_such_work_that_is_being_issued_they_wait_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(poller, "_MOST_JOBS", 3)
+        event, ran = FakeEvent(), []
+        with poller.endless_coming():
+            track(event)
+            for number in range(5):
+                poller.when_idle(lambda number=number: ran.append(number))
+            track(FakeEvent(after_s=0.1)).wait(10)
+            assert ran == []
+        until_blocking(lambda: ran == [0, 1])
+        event.finish()
+        until_blocking(lambda: ran == [0, 1, 2, 3, 4])
+
 
 class TestTheThread:
     def test_there_is_one(self) -> None:

@@ -20,6 +20,7 @@ from eagle.kernels.build import cache_root, require_compiler, unit_key
 from eagle.kernels.deploy import deploy_for
 from eagle.kernels.fork_lock import ForkLock
 from eagle.kernels.plugin import Plugin
+from eagle.kernels.residency import side_of
 from tests.helpers import models
 from tests.helpers.child import run_script
 from tests.helpers.units import copy_of, edit, restamp
@@ -187,14 +188,19 @@ def test_a_repeat_call_compiles_nothing_and_touches_no_file(tmp_path: Path, buil
 def test_a_kernel_that_cannot_be_built_for_the_device_runs_on_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried = []
+
     def refuse(self: Plugin, device: int) -> Any:
+        tried.append(device)
         raise hawk.ir.HawkError("no such luck")
 
     cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)))
     monkeypatch.setattr(device, "unusable_reason", lambda: None)
     monkeypatch.setattr(device, "require_cupy", lambda: cupy)
     monkeypatch.setattr(Plugin, "device", refuse)
-    assert np.array_equal(eagle.deploy(models.affine, cache_dir=tmp_path)(X, 2.0, 1.0), 2.0 * X + 1.0)
+    for _ in range(2):
+        assert np.array_equal(eagle.deploy(models.affine, cache_dir=tmp_path)(X, 2.0, 1.0), 2.0 * X + 1.0)
+    assert len(tried) == 1
     with pytest.raises(hawk.ir.HawkError, match="no such luck"):  # asked for by name, it is an error at once
         eagle.deploy(models.affine, cache_dir=tmp_path / "named", targets=["host", "cuda"])
 
@@ -209,6 +215,11 @@ def test_data_of_one_side_needs_no_build_for_the_other(side: str, monkeypatch: p
     monkeypatch.setattr(Plugin, "host", lambda self: asked.append("host"))
     deploy_for(side, [models.affine], None)
     assert asked == [side]
+
+
+def test_a_number_in_array_form_lies_on_no_side() -> None:
+    assert side_of([np.array(0.5), np.float64(2.0), 3]) is None
+    assert side_of([np.array(0.5), X]) == "host"
 
 
 def test_another_process_compiles_nothing_either(tmp_path: Path) -> None:
