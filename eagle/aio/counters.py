@@ -191,10 +191,7 @@ def finished(outcome: Outcome) -> int:
     counts = _counts
     with counts.lock:
         counts.in_flight = now = counts.in_flight - 1
-        if outcome == "done":
-            counts.done += 1
-        else:
-            counts.ended(outcome)
+        counts.ended(outcome)
     return now
 
 

@@ -259,9 +259,6 @@ class DeviceLoop(BoundLoop):
 
     def has_fused(self, shape: Shape, priority: int | None) -> bool:
         """Whether `fused_pipeline` would find its graph."""
-        steady = self._steady
-        if steady is not None and steady.shape is shape and steady.priority == priority:
-            return True
         return (shape, priority) in self._fused
 
     @property

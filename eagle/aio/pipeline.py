@@ -224,8 +224,7 @@ class GraphPipeline:
             ValueError: `n` is negative.
             DeviceFault: The device has failed before.
         """
-        if type(n) is not int or n < 0:
-            n = check_replays(n)
+        n = check_replays(n)
         if pre_launch is not None:
             check_hook(pre_launch)
         seeds = None if seed_events is None else self._checked_seeds(seed_events)

@@ -98,10 +98,7 @@ def start() -> None:
     Raises:
         StateError: No thread could be started, or the interpreter is exiting.
     """
-    poller = _poller
-    poller.started_at = perf_counter()
-    if poller.busy or poller.thread is None:
-        poller.start()
+    _poller.start()
 
 
 def before_polling(fn: Callable[[], object]) -> None:
@@ -261,7 +258,8 @@ class _Poller:
     # ---- from any thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Have the thread running, and no jobs: `started_at` is set, work is about to be issued."""
+        """Have the thread running, and no jobs; work is about to be issued."""
+        self.started_at = perf_counter()
         if self.busy:
             with self.at_rest:
                 pass
@@ -282,9 +280,7 @@ class _Poller:
 
     def add(self, watch: Watch) -> None:
         """Take a watch; rings only an idle thread."""
-        self.started_at = perf_counter()
-        if self.busy or self.thread is None:
-            self.start()
+        self.start()
         self.new.append(watch)
         if self.mood == "idle":
             self.ring()

@@ -305,7 +305,7 @@ class Runner:
         limiter = options.limiter or default_limiter(self.target, box)
         self.claim()
         try:
-            if (progress is not False and check_progress(progress)) or options.progress:
+            if check_progress(progress) or options.progress:
                 loop.watchers.display = await anyio.to_thread.run_sync(Display, loop.name)
             if not taken_at_once(limiter, self):
                 await wait_for_token(limiter, self, loop.name)

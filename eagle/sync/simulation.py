@@ -53,7 +53,7 @@ class Runner(AsyncRunner):
         """`run` for a caller that has refused a running loop already."""
         self.claim()
         try:
-            if (progress is not False and check_progress(progress)) or self.options.progress:
+            if check_progress(progress) or self.options.progress:
                 self.bound.watchers.display = Display(self.bound.name)
             limiter = self.options.limiter
             if limiter is None:
